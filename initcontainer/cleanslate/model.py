@@ -113,8 +113,9 @@ class Device:
 class Process:
     """One process as one scan of /proc saw it. Text is decoded with surrogateescape and bounded.
 
-    `devices` is None where the descriptors could not be read. `severed` says whether a pipe that its creator must hold
-    has no writer any more while its parent shares no pipe with it (None: not looked at, or could not tell).
+    `device_numbers`: NVIDIA's that it has open, None where the descriptors could not be read. `executable_trusted`: the file
+    is root's and nobody else may write it. `severed`: a pipe that its creator must hold has no writer any more while its
+    parent shares no pipe with it (None: not looked at, or could not tell).
     """
 
     pid: Pid
@@ -123,22 +124,29 @@ class Process:
     pgid: int
     sid: int
     state: str
+    threads: int
     comm: str
     argv: tuple[str, ...]
     executable: str | None
     cgroup: str
+    executable_trusted: bool | None = None
     uid: int | None = None
     login_uid: int | None = None
     inner_pid: int | None = None  # its pid in its own PID namespace
     foreign_pid_namespace: bool | None = None
     kernel_thread: bool = False
-    devices: frozenset[Device] | None = frozenset()
+    device_numbers: frozenset[int] | None = frozenset()
     severed: bool | None = None
 
     @property
     def identity(self) -> Identity:
         """Pid and start time."""
         return Identity(pid=self.pid, start_ticks=self.start_ticks)
+
+    @property
+    def is_zombie(self) -> bool:
+        """Dead, and only its exit status is left; a leader whose other threads run on is not."""
+        return self.state in "ZX" and self.threads <= 1
 
     @property
     def title(self) -> str:

@@ -1,0 +1,122 @@
+"""`make bench`: every benchmark in a place of its own, and one table of the ratios, kept in bench/results/."""
+
+import argparse
+import datetime as dt
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import textwrap
+
+from figures import Figure
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+EVERYWHERE = ("survey", "shared_memory", "gate")
+REAL_ONLY = ("reset",)
+DRIVER_VERSION = pathlib.Path("/proc/driver/nvidia/version")
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'initcontainer'}:{ROOT / 'tests'}"}
+PRIVATE_SHM = 'mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec "$@"'
+LIMIT_S = 900
+
+
+def in_simulated_machine(script: str) -> tuple[int, str, str]:
+    """Runs a benchmark in a machine of tests/node with two simulated GPUs."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from gpusim import hardware
+    from node import machine  # the harness is needed here only
+
+    with machine.Machine(gpus=hardware.gpus(2)) as place:
+        done = place.run(sys.executable, str(HERE / script), env=ENVIRONMENT, timeout=LIMIT_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+def on_real_machine(script: str) -> tuple[int, str, str]:
+    """Runs a benchmark on this machine's GPUs, with a /dev/shm of its own."""
+    argv = ["unshare", "--mount", "sh", "-c", PRIVATE_SHM, "sh", sys.executable, str(HERE / script)]
+    done = subprocess.run(
+        argv, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def measure(name: str, *, real: bool) -> list[Figure]:
+    """The figures of one benchmark; an unfinished one says so in its line."""
+    print(f"bench: {name} …", file=sys.stderr, flush=True)
+    code, out, err = (on_real_machine if real else in_simulated_machine)(f"{name}.py")
+    figures = [Figure(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
+    if code != 0:
+        reason = (err.strip().splitlines() or ["no message"])[-1]
+        figures.append(Figure(what=f"{name}: not finished", ours="-", met=False, note=reason[:400]))
+    return figures
+
+
+def heading(*, real: bool) -> str:
+    """Date, machine and driver."""
+    now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    driver = gpu_names() if real else "GPUs: SIMULATED (tests/gpusim)"
+    system = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"Clean Slate, benchmarks of {now}\n{system}\n{driver}\n"
+
+
+def gpu_names() -> str:
+    """What nvidia-smi says of the GPUs."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return "GPUs: " + "; ".join(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines())
+
+
+def table(figures: list[Figure]) -> str:
+    """A block of lines for each figure, wide ones wrapped."""
+    blocks = []
+    for figure in figures:
+        verdict = {True: "met", False: "NOT MET", None: "-"}[figure.met]
+        rows = [figure.what, f"    ours    {figure.ours}"]
+        rows += [f"    theirs  {figure.theirs}: {figure.against}"] if figure.theirs != "-" else []
+        rows += [f"    ratio   {figure.ratio}"] if figure.ratio != "-" else []
+        rows += [f"    goal    {figure.goal}: {verdict}"]
+        rows += textwrap.wrap(figure.note, 112, initial_indent="    note    ", subsequent_indent="            ")
+        blocks.append("\n".join(rows))
+    return "\n".join(blocks) + "\n"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("benchmarks", nargs="*", help=f"some of {', '.join(EVERYWHERE + REAL_ONLY)} (default: all)")
+    parser.add_argument(
+        "--i-own-this-machine",
+        action="store_true",
+        help="run on the real GPUs: they must be idle, and every leftover on this machine may be removed",
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit 0 when everything could be measured, met or not."""
+    asked = parse()
+    real = DRIVER_VERSION.exists()
+    if real and not asked.i_own_this_machine:
+        print(
+            "bench: cannot run: this machine has real GPUs, and the benchmark resets them; give --i-own-this-machine",
+            file=sys.stderr,
+        )
+        return 2
+    names = asked.benchmarks or [*EVERYWHERE, *(REAL_ONLY if real else ())]
+    figures = [figure for name in names for figure in measure(name, real=real)]
+    text = heading(real=real) + "\n" + table(figures)
+    print(text)
+    kind = "gpu" if real else "simulated"
+    path = HERE / "results" / f"{dt.datetime.now(dt.UTC):%Y-%m-%d-%H%M}-{kind}.txt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    unfinished = [figure for figure in figures if figure.ours == "-"]
+    missed = sum(figure.met is False for figure in figures)
+    print(f"bench: {len(figures)} figures, {missed} below their goal; kept in {path.relative_to(ROOT)}")
+    return 1 if unfinished else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The command line: verbs, flags, what is written where, and the exit codes. Everything it decides is how to say it."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cleanslate import gate, report, settings, usage, verify
+from cleanslate.formats import PLAN_LIMIT_BYTES, Plan, PlanError, parse_plan, summarize
+from cleanslate.gpus import Result
+from cleanslate.nvml import Nvml
+from cleanslate.settings import SettingError, Settings
+
+VERBS = {
+    "inspect": "look at the node and say what is left over; changes nothing",
+    "reset": "end and remove what is left over, and nothing else; then prove that the GPUs are clean",
+    "gate": "wait until the GPUs are clean",
+    "idle": "wait for SIGTERM in a few MB",
+}
+USAGE, CANNOT_TELL, REFUSED, TERMINATED = 2, 4, 5, 143
+
+
+class _Leave(Exception):  # noqa: N818 - not an error: the way out with one line to say
+    """Leave with this exit code and this line on stderr."""
+
+    def __init__(self, code: int, line: str) -> None:
+        self.code, self.line = code, line
+        super().__init__(line)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
+    """Run one command line and return its exit code. Writes the report to stdout, everything else to stderr."""
+    environ = os.environ if environ is None else environ
+    try:
+        return _carry_out(_parse(argv, environ), environ)
+    except _Leave as leave:
+        _say(f"cleanslate: {leave.line}")
+        return leave.code
+    except verify.TerminatedError:
+        _say("cleanslate: stopped by SIGTERM")
+        return TERMINATED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _carry_out(chosen: Settings, environ: Mapping[str, str]) -> int:
+    started_at_s, start = time.time(), time.monotonic()
+    work: Callable[[Settings, Mapping[str, str]], dict[str, Any]] = _gate if chosen.verb == "gate" else _node
+    try:
+        parts = work(chosen, environ)
+    except _Leave as leave:
+        if leave.code == USAGE:
+            raise
+        result = Result.REFUSED if leave.code == REFUSED else Result.CANNOT_TELL
+        parts = {"result": result, "message": leave.line}
+        _say(f"cleanslate: {leave.line}")
+    outline = report.Outline(
+        verb=chosen.verb,
+        host=os.uname().nodename,
+        started_at_s=started_at_s,
+        duration_s=time.monotonic() - start,
+        **parts,
+    )
+    return _publish(report.build(outline), chosen)
+
+
+def _gate(chosen: Settings, _: Mapping[str, str]) -> dict[str, Any]:
+    verify.heed_sigterm()
+    with Nvml(gate.library(chosen)) as nvml:
+        found = gate.wait(chosen, nvml)
+    return {
+        "result": found.result,
+        "message": report.message(found.result, found.verdicts, found.failure, ()),
+        "gpus": found.verdicts,
+        "timings_s": {"verify": found.waited_s},
+    }
+
+
+def _node(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+    # What only a look at the whole node needs is not loaded by a gate, whose start is on every server's path.
+    from cleanslate import procfs, purge, tree
+    from cleanslate.nodereport import parts_of
+    from cleanslate.reset import Run
+
+    _check_rights(chosen, hidden=procfs.hides_processes())
+    warnings: list[str] = []
+    plan = _read_plan(chosen.plan)
+    try:
+        prepared = purge.prepare(chosen, environ, warnings.append)
+    except ValueError as error:
+        raise _Leave(USAGE, str(error)) from error
+    except tree.RefusedPathError as error:
+        raise _Leave(REFUSED, str(error)) from error
+    except OSError as error:
+        raise _Leave(REFUSED, f"--host-root={chosen.host_root}: cannot open: {error.strerror}") from error
+    findings = Run(chosen, plan, prepared).carry_out()
+    findings.warnings[:0] = warnings
+    return parts_of(findings, chosen)
+
+
+def _check_rights(chosen: Settings, *, hidden: bool) -> None:
+    what = f"{chosen.verb}: cannot see other users' processes"
+    if os.geteuid() != 0:
+        raise _Leave(CANNOT_TELL, f"{what}: not root; run it with sudo or in a privileged pod")
+    if hidden:
+        raise _Leave(CANNOT_TELL, f"{what}: /proc is mounted with hidepid; run it with CAP_SYS_PTRACE")
+
+
+def _read_plan(path: str | None) -> Plan | None:
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return parse_plan(file.read(PLAN_LIMIT_BYTES + 1), now_s=time.time())
+    except OSError as error:
+        raise _Leave(REFUSED, f"--plan={path}: cannot read: {error.strerror}; nothing was touched") from error
+    except PlanError as error:
+        raise _Leave(REFUSED, f"--plan={path}: cannot use: {error}; nothing was touched") from error
+
+
+def _publish(document: dict[str, Any], chosen: Settings) -> int:
+    """Write the report where it was asked for. A report that can't be written leaves nobody knowing: exit 4."""
+    code: int = document["exitCode"]
+    try:
+        if chosen.termination_message:
+            _write_summary(chosen.termination_message, summarize(document))
+        _print_report(document, chosen.output)
+        sys.stdout.flush()
+    except OSError as error:
+        where = error.filename or "stdout"
+        _discard_stdout()
+        raise _Leave(
+            CANNOT_TELL, f"{where}: cannot write the report: {error.strerror}; the result was {document['result']}"
+        ) from error
+    return code
+
+
+def _write_summary(path: str, summary: bytes) -> None:
+    # Not truncated first: the kubelet makes the file, and a full disk must not leave half a summary in it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            written = os.write(descriptor, summary)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        if written < len(summary):
+            os.ftruncate(descriptor, 0)
+            raise OSError(28, os.strerror(28), path)
+        os.ftruncate(descriptor, written)
+    except OSError as error:
+        if error.errno != 22:  # a pipe or a terminal has no length
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _print_report(document: dict[str, Any], output: str) -> None:
+    if output == "json":
+        import json
+
+        print(json.dumps(document, indent=2))  # noqa: T201 - the report
+        return
+    from cleanslate import table
+
+    print(table.render(document))  # noqa: T201 - the report
+
+
+def _discard_stdout() -> None:
+    """So that the interpreter's own flush at exit does not fail a second time."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 - the one line for people
+
+
+def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    try:
+        verb, flags = usage.parse(argv, VERBS)
+        return settings.build(verb, flags, environ)
+    except SettingError as error:
+        raise _Leave(USAGE, str(error)) from error

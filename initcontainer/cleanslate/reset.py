@@ -1,0 +1,239 @@
+"""One inspection or one reset of a node: survey, verdicts, end, purge, verify, in this order. Returns what a report tells.
+
+Everything is decided elsewhere: who is ended in `verdicts.py`, whether a GPU is clean in `gpus.py`.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from cleanslate import devices, ending, gpus, holding, people, procfs, verify
+from cleanslate.ending import Fate
+from cleanslate.formats import Plan
+from cleanslate.gpus import GpuResult, GpuVerdict, Result
+from cleanslate.model import Identity, Judgement, Outcome, Pid, Verdict
+from cleanslate.nvml import NVML_DEADLINE_S, Nvml, Reading, find_library
+from cleanslate.people import Person
+from cleanslate.purge import Purge, Purged
+from cleanslate.settings import Settings
+from cleanslate.survey import Survey, Surveyor
+from cleanslate.verdicts import Case, Ground
+from cleanslate.verify import Patience
+
+ROUND_LIMIT = 5  # a supervisor that respawns its workers this often has to be ended by whoever runs it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One process in the report: what was known, what was decided, what became of it."""
+
+    case: Case
+    judgement: Judgement
+    fate: Fate
+    person: Person
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What one run found and did, while it runs and after."""
+
+    records: dict[Identity, Record] = field(default_factory=dict)
+    verdicts: tuple[GpuVerdict, ...] = ()
+    purged: Purged = field(default_factory=Purged)
+    failure: str | None = None
+    result: Result = Result.CANNOT_TELL
+    timings_s: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("survey", "end", "purge", "verify"), 0.0)
+    )
+    warnings: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add what the block takes to one of the timings, in seconds."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_s[part] += time.monotonic() - start
+
+
+class Run:
+    """One run on one node."""
+
+    def __init__(self, settings: Settings, plan: Plan | None, purge: Purge) -> None:
+        self.settings, self.plan, self.purge = settings, plan, purge
+        self.findings = Findings()
+        self.until = time.monotonic() + settings.timeout_s
+        self.users = people.read_users(settings.host_root)
+        self.numbers = devices.find_devices(settings.host_root)
+        self.host_init = procfs.in_initial_pid_namespace()
+        self.expected = settings.expect_gpus or devices.count_gpus() or devices.count_nodes(self.numbers) or None
+
+    def carry_out(self) -> Findings:
+        """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does."""
+        library = self.settings.nvml_library or find_library(self.settings.host_root)
+        acts = self.settings.verb == "reset" and not self.settings.dry_run
+        with Nvml(library) as nvml:
+            survey = self._survey(nvml)
+            try:
+                if acts:
+                    survey = self._end_leftovers(nvml, survey)
+                with self.findings.timed("purge"):
+                    self.findings.purged = self.purge.carry_out(dry_run=not acts, now_s=time.time())
+                self._verify(nvml, survey, wait=acts)
+            finally:
+                survey.close()
+        self._conclude(survey)
+        return self.findings
+
+    def _survey(self, nvml: Nvml) -> Survey:
+        with self.findings.timed("survey"):
+            nvml.start()
+            scan = procfs.scan(self.numbers)
+            reading = nvml.read(deadline_s=min(NVML_DEADLINE_S, max(self.until - time.monotonic(), 0.05)))
+            surveyor = Surveyor(
+                numbers=self.numbers,
+                ground=self._ground(reading),
+                protect=self.settings.protect,
+                host_init=self.host_init,
+            )
+            survey = surveyor.survey(scan, reading)
+        self._note(survey)
+        return survey
+
+    def _ground(self, reading: Reading) -> Ground:
+        named = frozenset(self.settings.gpus) or None
+        scope = (
+            None
+            if named is None
+            else frozenset(gpu.uuid for gpu in reading.gpus if gpu.uuid and gpus.in_scope(gpu, named))
+        )
+        return Ground(
+            scope=self.settings.scope,
+            plan=self.plan,
+            gpus=scope,
+            named_owners=frozenset(self.settings.end_owners),
+        )
+
+    def _note(self, survey: Survey) -> None:
+        """Write down what a survey saw; a process seen again keeps its verdict and what became of it."""
+        for pid, case in survey.cases.items():
+            identity = case.process.identity
+            known = self.findings.records.get(identity)
+            judgement = survey.judgements[pid]
+            if known and known.judgement.verdict is Verdict.END:
+                judgement = known.judgement
+            fate = _fate_at_sight(case, judgement)
+            self.findings.records[identity] = Record(
+                case=case,
+                judgement=judgement,
+                fate=known.fate if known and _is_tried(known.fate) and not case.process.is_zombie else fate,
+                person=known.person if known else people.person(identity, self.users),
+            )
+
+    def _end_leftovers(self, nvml: Nvml, survey: Survey) -> Survey:
+        """End, look again, until nothing new is to be ended. Returns the last survey."""
+        for _ in range(ROUND_LIMIT):
+            if not self._untried(survey) or time.monotonic() >= self.until:
+                break
+            with self.findings.timed("end"):
+                fates = ending.end(survey, grace_s=self.settings.grace_s, deadline=self.until)
+            for pid, fate in fates.items():
+                self._set_fate(survey.cases[pid].process.identity, fate)
+            survey.close()
+            survey = self._survey(nvml)
+        for identity in self._untried(survey):
+            parent = self.findings.records[identity].case.process.ppid
+            why = (
+                "the time allowed was over" if time.monotonic() >= self.until else f"more came back {ROUND_LIMIT} times"
+            )
+            message = f"pid {identity.pid}: cannot end: {why}; end its parent {parent} first and run again"
+            self._set_fate(identity, Fate(outcome=Outcome.NOT_ENDED, message=message))
+        return survey
+
+    def _untried(self, survey: Survey) -> list[Identity]:
+        wanted = (
+            survey.cases[pid].process.identity for pid, j in survey.judgements.items() if j.verdict is Verdict.END
+        )
+        return [identity for identity in wanted if not _is_tried(self.findings.records[identity].fate)]
+
+    def _set_fate(self, identity: Identity, fate: Fate) -> None:
+        self.findings.records[identity] = replace(self.findings.records[identity], fate=fate)
+
+    def _verify(self, nvml: Nvml, survey: Survey, *, wait: bool) -> None:
+        """Judge the GPUs: by the survey's own reading, or after a reset by readings until they settle."""
+        if wait:
+            patience = Patience(until=self.until, stable_reads=self.settings.stable_reads, hopeful=_may_still_clear)
+            with self.findings.timed("verify"):
+                settled = verify.settle(nvml, lambda reading: self._judge(survey, reading), patience)
+            reading, self.findings.verdicts = settled.reading, settled.verdicts
+        else:
+            reading, self.findings.verdicts = survey.reading, self._judge(survey, survey.reading)
+        self.findings.failure = reading.failure
+
+    def _judge(self, survey: Survey, reading: Reading) -> tuple[GpuVerdict, ...]:
+        outcomes = {
+            pid: self.findings.records[case.process.identity].fate.outcome for pid, case in survey.cases.items()
+        }
+        held = holding.holders(
+            survey.cases,
+            survey.judgements,
+            outcomes,
+            reading,
+            name_of=_name_of,
+            all_visible=self.host_init,
+        )
+        return gpus.judge_reading(
+            reading,
+            held,
+            scope=frozenset(self.settings.gpus) or None,
+            expected=self.expected,
+            asked_bytes=self.settings.max_used_bytes,
+        )
+
+    def _conclude(self, survey: Survey) -> None:
+        found = self.findings
+        found.result = gpus.overall(found.verdicts, failure=found.failure, busy_is_clean=True)
+        left = [r for r in found.records.values() if r.judgement.verdict is Verdict.END and r.fate.outcome in NOT_GONE]
+        if left:
+            found.result = Result.NOT_CLEAN
+        found.warnings += [r.fate.message for r in found.records.values() if r.fate.message]
+        if survey.silent:
+            found.warnings.append(f"{_some(survey.silent)}: did not answer and was left out; look for D state in ps")
+        if survey.unsettled:
+            found.warnings.append(f"{_some(survey.unsettled)}: its parent kept changing, so it was kept; run again")
+        if survey.unreadable:
+            found.warnings.append(
+                f"{survey.unreadable} processes: cannot read their descriptors; run with CAP_SYS_PTRACE"
+            )
+
+
+NOT_GONE = frozenset({Outcome.WOULD_END, Outcome.NOT_ENDED, Outcome.UNINTERRUPTIBLE, Outcome.UNKILLABLE})
+
+
+def _is_tried(fate: Fate) -> bool:
+    return fate.outcome not in {Outcome.KEPT, Outcome.WOULD_END}
+
+
+def _fate_at_sight(case: Case, judgement: Judgement) -> Fate:
+    if case.process.is_zombie:
+        parent = f"{case.process.ppid} ({case.parent.comm})" if case.parent else str(case.process.ppid)
+        message = f"pid {case.process.pid} ({case.process.comm}): a zombie, its parent {parent} does not collect it; end that one"
+        return Fate(outcome=Outcome.ZOMBIE, message=message)
+    return Fate(outcome=Outcome.WOULD_END if judgement.verdict is Verdict.END else Outcome.KEPT)
+
+
+def _may_still_clear(verdicts: Sequence[GpuVerdict]) -> bool:
+    """Memory without a process is being given back, or leaked: only time tells."""
+    return any(verdict.result is GpuResult.RESIDUAL for verdict in verdicts)
+
+
+def _name_of(pid: Pid) -> str | None:
+    stat = procfs.read_stat(pid)
+    return stat.comm if stat else None
+
+
+def _some(pids: Sequence[Pid]) -> str:
+    shown = ", ".join(map(str, pids[:5]))
+    return f"pid {shown}" if len(pids) <= 5 else f"pid {shown} … and {len(pids) - 5} more"

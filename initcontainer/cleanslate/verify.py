@@ -1,0 +1,85 @@
+"""Waiting for GPUs to be clean: readings one after the other until enough of them agree, or a deadline.
+
+NVML has no event for memory, so it is read at short intervals, the only sleep of the program: on H200s memory was back
+0.26-0.40 s after SIGKILL, and one reading costs 0.05 ms a GPU.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cleanslate.gpus import GpuResult, GpuVerdict
+from cleanslate.nvml import NVML_DEADLINE_S, Nvml, Reading
+
+READ_INTERVAL_S = 0.01
+SESSION_S = 1.0  # a session of NVML remembers GPUs that are lost since, so none is kept longer
+_ENOUGH = frozenset({GpuResult.CLEAN, GpuResult.BUSY})
+
+Judge = Callable[[Reading], Sequence[GpuVerdict]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The last reading and its verdicts. `clean`: enough readings in a row passed."""
+
+    reading: Reading
+    verdicts: tuple[GpuVerdict, ...]
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait, for how many readings in a row, and for which results there is hope.
+
+    `until`: monotonic seconds. `hopeful(verdicts)`: whether waiting on may change them. `passing`: results that pass.
+    """
+
+    until: float
+    stable_reads: int
+    hopeful: Callable[[Sequence[GpuVerdict]], bool]
+    passing: frozenset[GpuResult] = _ENOUGH
+
+
+def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled], None] = lambda _: None) -> Settled:
+    """Read until `stable_reads` readings in a row pass, hope ends, or time does. `tell` hears of every reading.
+
+    The last reading that makes the row complete is one of a fresh NVML session. Blocks at most until `patience.until` and
+    what the kernel takes to kill a silent child. Raises TerminatedError if `heed_sigterm` was called.
+    """
+    row, opened_at = 0, -SESSION_S
+    while True:
+        fresh = time.monotonic() - opened_at >= SESSION_S or row + 1 == patience.stable_reads
+        opened_at = time.monotonic() if fresh else opened_at
+        now = _look(nvml, judge, patience, reopen=fresh)
+        row = row + 1 if passes(now, patience.passing) else 0
+        settled = Settled(reading=now.reading, verdicts=now.verdicts, clean=row >= patience.stable_reads)
+        tell(settled)
+        if settled.clean or not (row or patience.hopeful(settled.verdicts)) or time.monotonic() >= patience.until:
+            return settled
+        time.sleep(READ_INTERVAL_S)
+
+
+def passes(settled: Settled, passing: frozenset[GpuResult]) -> bool:
+    """Whether one reading passes: it exists, shows at least one GPU, and every GPU passes."""
+    verdicts = settled.verdicts
+    return settled.reading.failure is None and bool(verdicts) and all(v.result in passing for v in verdicts)
+
+
+class TerminatedError(Exception):
+    """SIGTERM came."""
+
+
+def heed_sigterm() -> None:
+    """From here on SIGTERM raises TerminatedError, wherever the program waits: also in a read that never returns."""
+
+    def terminate(_: int, __: object) -> None:
+        raise TerminatedError
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def _look(nvml: Nvml, judge: Judge, patience: Patience, *, reopen: bool) -> Settled:
+    remaining_s = max(patience.until - time.monotonic(), 0.05)
+    reading = nvml.read(reopen=reopen, deadline_s=min(NVML_DEADLINE_S, remaining_s))
+    return Settled(reading=reading, verdicts=tuple(judge(reading)), clean=False)

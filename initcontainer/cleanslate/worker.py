@@ -1,0 +1,154 @@
+"""A forked child that answers questions, and that can be given up when it never does.
+
+NVML may never return on a sick GPU, and reading a process's memory may wait for ever behind a stuck driver. Such calls are
+made in a child: at a deadline it is killed, and if the kernel holds it beyond SIGKILL the parent goes on without it. The
+child keeps nothing of the parent's: no terminal, no report, no descriptor but its end of one socket pair.
+"""
+
+import ctypes
+import marshal
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+REAP_S = 0.5  # a killed child is gone within milliseconds, unless the kernel holds it
+_LENGTH = struct.Struct("=I")
+_LIMIT_BYTES = 256 << 20
+
+# marshal carries numbers, text, bytes and tuples of them and costs no import; both ends are the same interpreter.
+Message = Any
+
+
+class WorkerSilentError(Exception):
+    """No answer came before the deadline, so the child was killed. `stuck`: it did not even die."""
+
+    def __init__(self, *, pid: int, deadline_s: float, stuck: bool) -> None:
+        self.pid, self.deadline_s, self.stuck = pid, deadline_s, stuck
+        fate = "which SIGKILL does not end" if stuck else "killed"
+        super().__init__(f"no answer in {deadline_s:g} s, child {pid} {fate}")
+
+
+class WorkerDiedError(Exception):
+    """The child ended without an answer, for example by a fault in a library. `status` as from waitpid, if known."""
+
+    def __init__(self, *, pid: int, status: int | None) -> None:
+        self.pid, self.status = pid, status
+        how = "ended" if status is None else f"ended with status {os.waitstatus_to_exitcode(status)}"
+        super().__init__(f"child {pid} {how} before it answered")
+
+
+class Worker:
+    """One child running `serve(request)` for each request, in order; a context manager that leaves no child behind.
+
+    An exception in `serve` ends the child. Not for a process that has threads.
+    """
+
+    def __init__(self, serve: Callable[[Message], Message]) -> None:
+        self._socket, theirs = socket.socketpair()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run_child(serve, theirs, parent)
+        theirs.close()
+        self._closed = False
+
+    def __enter__(self) -> "Worker":
+        """The worker itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the child."""
+        self.close()
+
+    def tell(self, request: Message) -> None:
+        """Put a question without waiting for its answer; `hear` gets that. Raises WorkerDiedError."""
+        data = marshal.dumps(request)
+        try:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError as error:
+            raise WorkerDiedError(pid=self.pid, status=self.close()) from error
+
+    def hear(self, *, deadline_s: float) -> Message:
+        """The answer to the oldest open question. Raises WorkerSilentError after `deadline_s`, WorkerDiedError."""
+        until = time.monotonic() + deadline_s
+        try:
+            (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, until))
+            return marshal.loads(self._receive(min(length, _LIMIT_BYTES), until))  # noqa: S302 - our own child wrote it
+        except TimeoutError as error:
+            stuck = self.close() is None
+            raise WorkerSilentError(pid=self.pid, deadline_s=deadline_s, stuck=stuck) from error
+        except (OSError, EOFError, ValueError) as error:
+            raise WorkerDiedError(pid=self.pid, status=self.close()) from error
+
+    def ask(self, request: Message, *, deadline_s: float) -> Message:
+        """Question and answer in one, as `tell` and `hear`."""
+        self.tell(request)
+        return self.hear(deadline_s=deadline_s)
+
+    def fileno(self) -> int:
+        """The descriptor that turns readable with an answer, for poll; -1 once closed."""
+        return self._socket.fileno()
+
+    def close(self) -> int | None:
+        """End the child and collect it: its wait status, or None if it outlives SIGKILL and was left to the kernel."""
+        if self._closed:
+            return None
+        self._closed = True
+        self._socket.close()
+        return _kill_and_reap(self.pid)
+
+    def _receive(self, size: int, until: float) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            count = self._socket.recv_into(view)
+            if count == 0:
+                raise EOFError
+            view = view[count:]
+        return bytes(data)
+
+
+def _kill_and_reap(pid: int) -> int | None:
+    pidfd = os.pidfd_open(pid)  # our own child and not yet collected: the pid cannot be another's
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return os.waitpid(pid, 0)[1] if poll.poll(REAP_S * 1000) else None
+    finally:
+        os.close(pidfd)
+
+
+def _run_child(serve: Callable[[Message], Message], channel: socket.socket, parent: int) -> NoReturn:
+    """Everything the child ever does. Never returns into the parent's code, whatever happens."""
+    try:
+        _leave_parent(channel, parent)
+        while head := channel.recv(_LENGTH.size, socket.MSG_WAITALL):
+            (length,) = _LENGTH.unpack(head)
+            answer = marshal.dumps(serve(marshal.loads(channel.recv(length, socket.MSG_WAITALL))))  # noqa: S302
+            channel.sendall(_LENGTH.pack(len(answer)) + answer)
+    except BaseException:  # noqa: BLE001 - the parent sees the child end, which is the answer
+        os._exit(1)
+    os._exit(0)
+
+
+def _leave_parent(channel: socket.socket, parent: int) -> None:
+    """Die with the parent, and hold neither its terminal nor its files, even if a system call never returns."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    keep = channel.fileno()
+    os.closerange(3, keep)
+    os.closerange(keep + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
