@@ -54,7 +54,7 @@ def purge(requests: Sequence[BytecodeRequest], host_root: str, allow: Sequence[s
         try:
             with tree.opened(host_root, tree.parts_of(request.root)) as fd:
                 _purge_tree(fd, request, limits, ledger, dry_run=dry_run)
-        except OSError as cause:
+        except (OSError, tree.RefusedPathError) as cause:  # a symlink since the check
             ledger.add_unreadable(request.root, cause)
     return ledger.tally(tuple(request.root for request in requests))
 
@@ -62,7 +62,7 @@ def purge(requests: Sequence[BytecodeRequest], host_root: str, allow: Sequence[s
 def _purge_tree(fd: int, request: BytecodeRequest, limits: tree.Limits, ledger: Ledger, *, dry_run: bool) -> None:
     fits = re.compile(translate(request.pattern)).match
     for seen in tree.walk(fd, request.root, limits):
-        folder = Folder(seen.fd, seen.path, filesystems.Proof.NONE)
+        folder = Folder(seen.fd, seen.path, filesystems.UNKNOWN)
         if seen.problem:
             ledger.add(Finding(Verdict.KEEP, "it was not entered", seen.problem), folder, seen.name)
         elif not seen.is_left and _is_cached(seen) and fits(f"{seen.path}/{seen.name}"):

@@ -149,13 +149,13 @@ class _Job:
         parts = tree.parts_of(request.path)
         try:
             with tree.opened(self._host_root, parts) as fd:
-                top = Folder(fd, tree.joined(parts), filesystems.proof_for(self._mounts.type_of(fd)))
+                top = Folder(fd, tree.joined(parts), self._mounts.of(fd))
                 cache = CACHES[request.name]
                 if cache.only or not self._is_blocked(request.name, top, cache):
                     self._empty(top, cache)
         except FileNotFoundError:
             return
-        except OSError as cause:
+        except (OSError, tree.RefusedPathError) as cause:  # a symlink since the check
             self._ledger.add_unreadable(request.path, cause)
 
     def _entries(self, top: Folder, cache: Cache) -> Iterator[tuple[Folder, tree.Seen]]:
@@ -164,7 +164,7 @@ class _Job:
             parts = tuple(part for part in member.split("/") if part)
             for fd, path in tree.directories(top.fd, top.path, parts, self._limits):
                 for seen in tree.walk(fd, path, self._limits):
-                    yield Folder(seen.fd, seen.path, top.proof), seen
+                    yield Folder(seen.fd, seen.path, top.filesystem), seen
 
     def _is_blocked(self, name: str, top: Folder, cache: Cache) -> bool:
         """Whether something keeps the whole cache. Writes down the first such thing."""

@@ -2,6 +2,7 @@
 
 import os
 from enum import Enum
+from typing import NamedTuple
 
 
 class Proof(Enum):
@@ -18,18 +19,31 @@ _LEASE_TYPES = frozenset({"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrf
 _SCAN_TYPES = frozenset({"overlay", "zfs", "bcachefs", "hugetlbfs", "jfs", "vfat", "exfat"})
 
 
-def proof_for(kind: str | None) -> Proof:
-    """The best proof on a filesystem type. Anything unknown, and all that other machines can mount too, has none."""
-    if kind in _LEASE_TYPES:
-        return Proof.LEASE
-    return Proof.SCAN if kind in _SCAN_TYPES else Proof.NONE
+class Filesystem(NamedTuple):
+    """A mounted filesystem: its type, its device number as mountinfo and maps show it, the best proof that holds there.
+
+    Type and device are None if they cannot be told. What is unknown, and all that other machines can mount too, has no proof.
+    """
+
+    kind: str | None = None
+    device: int | None = None
+    proof: Proof = Proof.NONE
+
+    @classmethod
+    def of_kind(cls, kind: str, device: int | None) -> "Filesystem":
+        """A filesystem with the proof that its type allows."""
+        proof = Proof.LEASE if kind in _LEASE_TYPES else Proof.SCAN if kind in _SCAN_TYPES else Proof.NONE
+        return cls(kind, device, proof)
+
+
+UNKNOWN = Filesystem()
 
 
 class Mounts:
     """The mounts of this program's mount namespace, as one reading of mountinfo found them (proc_pid_mountinfo(5))."""
 
     def __init__(self, mountinfo: bytes) -> None:
-        self._types = dict(filter(None, map(_parse, mountinfo.splitlines())))
+        self._filesystems = dict(filter(None, map(_parse, mountinfo.splitlines())))
 
     @classmethod
     def read(cls) -> "Mounts":
@@ -37,21 +51,31 @@ class Mounts:
         with open("/proc/thread-self/mountinfo", "rb") as file:
             return cls(file.read())
 
-    def type_of(self, fd: int) -> str | None:
-        """The filesystem type behind a descriptor, None if it cannot be told or was mounted since.
+    def of(self, fd: int) -> Filesystem:
+        """The filesystem behind a descriptor, UNKNOWN if it cannot be told or was mounted since.
 
         By mount id, not by device number, which on btrfs differs between mountinfo and stat.
         """
         mount = _mount_id(fd)
-        return None if mount is None else self._types.get(mount)
+        return UNKNOWN if mount is None else self._filesystems.get(mount, UNKNOWN)
 
 
-def _parse(line: bytes) -> tuple[int, str] | None:
+def _parse(line: bytes) -> tuple[int, Filesystem] | None:
     before, separator, after = line.partition(b" - ")
-    number = before.split(b" ", 1)[0]
-    if not separator or not number.isdigit():
+    fields = before.split(b" ", 3)
+    if not separator or len(fields) < 4 or not fields[0].isdigit():
         return None
-    return int(number), after.split(b" ", 1)[0].decode("ascii", "replace")
+    kind = after.split(b" ", 1)[0].decode("ascii", "replace")
+    return int(fields[0]), Filesystem.of_kind(kind, device_number(fields[2], base=10))
+
+
+def device_number(text: bytes, *, base: int) -> int | None:
+    """The device number that /proc writes as MAJOR:MINOR: decimal in mountinfo, hexadecimal in maps. None if it is none."""
+    major, _, minor = text.partition(b":")
+    try:
+        return os.makedev(int(major, base), int(minor, base))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _mount_id(fd: int) -> int | None:

@@ -19,11 +19,11 @@ class Finding(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """An open directory: its descriptor, its path on the node for messages, and the proof of disuse that holds in it."""
+    """An open directory: its descriptor, its path on the node for messages, and its filesystem."""
 
     fd: int
     path: str
-    proof: filesystems.Proof
+    filesystem: filesystems.Filesystem
 
     def shown(self, name: str) -> str:
         """The printable path of a file in it."""
@@ -57,11 +57,11 @@ class Ledger:
         if len(records) < LIST_LIMIT:
             records.append(_record(finding, folder.shown(name)))
 
-    def add_unreadable(self, path: str, cause: OSError) -> None:
+    def add_unreadable(self, path: str, cause: Exception) -> None:
         """Write down a directory that could not be looked at."""
         above, _, name = path.rstrip("/").rpartition("/")
-        finding = Finding(Verdict.KEEP, "the directory cannot be read", cause.strerror or str(cause))
-        self.add(finding, Folder(-1, above, filesystems.Proof.NONE), name)
+        finding = Finding(Verdict.KEEP, "the directory cannot be read", getattr(cause, "strerror", None) or str(cause))
+        self.add(finding, Folder(-1, above, filesystems.UNKNOWN), name)
 
     def count_kept(self) -> None:
         """Count a file that nobody asked about, without a record."""

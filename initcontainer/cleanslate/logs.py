@@ -30,6 +30,9 @@ def check(requests: Sequence[LogRequest], host_root: str, allow: Sequence[str]) 
     """Raise tree.RefusedPathError if a request must not be carried out: judged by the directories before the first wildcard."""
     for request in requests:
         base, _, _ = _split(request)
+        if not base:
+            cause = "its first directory is a wildcard, or missing"
+            raise tree.RefusedPathError(request.pattern, cause, "name the directory that holds the logs")
         tree.check(host_root, tree.joined(base), allow)
 
 
@@ -62,11 +65,11 @@ def purge(
         try:
             with tree.opened(host_root, base) as top:
                 for fd, path in tree.directories(top, "".join(f"/{part}" for part in base), wild, limits):
-                    folder = Folder(fd, path, filesystems.proof_for(mounts.type_of(fd)))
+                    folder = Folder(fd, path, mounts.of(fd))
                     for name in tree.matching_names(fd, last):
                         ledger.add(remover.dispose(folder, name), folder, name)
         except FileNotFoundError:
             continue  # no such directory, so no such log
-        except OSError as cause:
+        except (OSError, tree.RefusedPathError) as cause:  # a symlink since the check
             ledger.add_unreadable(tree.joined(base), cause)
     return ledger.tally(tuple(request.pattern for request in requests))

@@ -150,8 +150,8 @@ class Process:
 
     @property
     def title(self) -> str:
-        """What the process calls itself: its first argument, which setproctitle overwrites, else its comm."""
-        return self.argv[0] if self.argv else self.comm
+        """What the process calls itself: its first argument, which setproctitle overwrites, else its comm; no path."""
+        return (self.argv[0].rpartition("/")[2] if self.argv else "") or self.comm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

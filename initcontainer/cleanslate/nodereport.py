@@ -4,7 +4,7 @@ from typing import Any
 
 from cleanslate import procfs, report
 from cleanslate.gpus import Result
-from cleanslate.model import Outcome, Verdict
+from cleanslate.model import Manner, Outcome, Verdict
 from cleanslate.reset import NOT_GONE, Findings, Record
 from cleanslate.settings import Settings
 
@@ -30,9 +30,10 @@ def parts_of(findings: Findings, chosen: Settings) -> dict[str, Any]:
     }
 
 
-def _rank(record: Record) -> tuple[bool, bool, int]:
-    """What is left first, then what was ended, then what was kept; by pid."""
-    return not _is_left(record), record.fate.outcome is Outcome.KEPT, record.case.process.pid
+def _rank(record: Record) -> tuple[bool, bool, bool, int]:
+    """What is left first, then what was ended, then what was kept; by pid, helpers after those they help."""
+    helper = record.judgement.manner is Manner.SPARED
+    return not _is_left(record), record.fate.outcome is Outcome.KEPT, helper, record.case.process.pid
 
 
 def _is_left(record: Record) -> bool:

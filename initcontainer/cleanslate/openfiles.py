@@ -9,6 +9,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from cleanslate import filesystems
+
 LIFETIME_S = 1.0  # a file may be opened after the pass: a picture older than this is taken anew
 _ROUNDS = (
     3  # a process that waits for a disk is in uninterruptible sleep for a moment: look at it again after the others
@@ -21,25 +23,25 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in the kernel's include
 class OpenFiles:
     """What all processes had open or mapped at one moment.
 
-    `opened` holds (st_dev, st_ino). Of mappings the inode number or the last part of the path is enough to count as used: maps
-    shows other device numbers than stat on btrfs, and on overlayfs before Linux 6.8 other inodes. `unread` says which process
-    could not be read, and why; the answer is then unknown for every file.
+    `opened` holds (st_dev, st_ino), `mapped` (device number of the filesystem, st_ino). `mapped_names` holds the last parts of
+    the mapped paths, for overlayfs, where Linux before 6.8 shows the inode of a layer below. `unread` says which process could
+    not be read, and why; the answer is then unknown for every file.
     """
 
     taken_s: float
     processes: int
     opened: frozenset[tuple[int, int]] = frozenset()
-    mapped_inodes: frozenset[int] = frozenset()
+    mapped: frozenset[tuple[int, int]] = frozenset()
     mapped_names: frozenset[bytes] = frozenset()
     unread: str | None = None
 
-    def uses(self, status: os.stat_result, name: str) -> bool | None:
+    def uses(self, status: os.stat_result, name: str, filesystem: filesystems.Filesystem) -> bool | None:
         """Whether the file is in use; None if that cannot be told."""
-        if (status.st_dev, status.st_ino) in self.opened or status.st_ino in self.mapped_inodes:
+        if (status.st_dev, status.st_ino) in self.opened or (filesystem.device, status.st_ino) in self.mapped:
             return True
-        if os.fsencode(name) in self.mapped_names:
+        if filesystem.kind == "overlay" and os.fsencode(name) in self.mapped_names:
             return True
-        return None if self.unread else False
+        return None if self.unread or filesystem.device is None else False
 
     def is_fresh(self) -> bool:
         """Whether the picture still counts."""
@@ -63,7 +65,7 @@ def look() -> OpenFiles:
         taken_s=time.monotonic(),
         processes=len(pids),
         opened=frozenset(picture.opened),
-        mapped_inodes=frozenset(picture.mapped_inodes),
+        mapped=frozenset(picture.mapped),
         mapped_names=frozenset(picture.mapped_names),
         unread=unread,
     )
@@ -86,7 +88,7 @@ class _Picture:
 
     def __init__(self) -> None:
         self.opened: set[tuple[int, int]] = set()
-        self.mapped_inodes: set[int] = set()
+        self.mapped: set[tuple[int, int]] = set()
         self.mapped_names: set[bytes] = set()
 
     def add_process(self, pid: str) -> str | None:
@@ -117,8 +119,8 @@ class _Picture:
             raise _BlockedError
         with open(f"{task}/maps", "rb") as file:
             maps = file.read()
-        for inode, name in parse_maps(maps):
-            self.mapped_inodes.add(inode)
+        for device, inode, name in parse_maps(maps):
+            self.mapped.add((device, inode))
             self.mapped_names.add(name)
         for descriptor in os.listdir(f"{task}/fd"):
             try:
@@ -134,11 +136,14 @@ def _is_uninterruptible(task: str) -> bool:
         return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
 
 
-def parse_maps(maps: bytes) -> list[tuple[int, bytes]]:
-    """The (inode, last part of the path) of every file-backed mapping in the text of /proc/PID/maps (proc_pid_maps(5))."""
+def parse_maps(maps: bytes) -> list[tuple[int, int, bytes]]:
+    """The (device, inode, last part of the path) of every file-backed mapping in /proc/PID/maps (proc_pid_maps(5))."""
     found = []
     for line in maps.split(b"\n"):
         fields = line.split(None, 5)
-        if len(fields) == 6 and fields[4].isdigit() and fields[4] != b"0":
-            found.append((int(fields[4]), fields[5].removesuffix(b" (deleted)").rpartition(b"/")[2]))
+        if len(fields) < 6 or not fields[4].isdigit() or fields[4] == b"0":
+            continue
+        device = filesystems.device_number(fields[3], base=16)
+        if device is not None:
+            found.append((device, int(fields[4]), fields[5].removesuffix(b" (deleted)").rpartition(b"/")[2]))
     return found

@@ -220,16 +220,19 @@ def with_details(process: Process) -> Process:
 def pipes(pid: Pid) -> dict[int, tuple[int, bool]] | None:
     """The pipes a process has open: descriptor → (inode, whether it can only read). None if they can't be read."""
     folder = f"/proc/{pid}/fd"
-    found = {}
     try:
-        for name in os.listdir(folder):
-            target = _link(f"{folder}/{name}")
-            if target and target.startswith("pipe:["):
-                writable = os.lstat(f"{folder}/{name}").st_mode & 0o200
-                found[int(name)] = (int(target[6:-1]), not writable)
+        ends = {int(name): _pipe_end(f"{folder}/{name}") for name in os.listdir(folder)}
     except OSError:
         return None
-    return found
+    return {number: end for number, end in ends.items() if end is not None}
+
+
+def _pipe_end(path: str) -> tuple[int, bool] | None:
+    try:
+        target, mode = os.readlink(path), os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None  # closed in between
+    return (int(target[6:-1]), not mode & 0o200) if target.startswith("pipe:[") else None
 
 
 def is_severed(pid: Pid, parent: Pid) -> bool | None:

@@ -66,7 +66,7 @@ _SHIM = re.compile(r"containerd-shim[\w.-]*")
 def protection(process: Process, *, own: frozenset[Pid], extra: Sequence[str]) -> str | None:
     """Why the process is protected, or None.
 
-    `own`: pids of this program, its ancestors and its children. `extra`: names or path patterns given with --protect.
+    `own`: pids of this program and its ancestors. `extra`: names or path patterns given with --protect.
     """
     if process.pid == 1:
         return "PID 1"

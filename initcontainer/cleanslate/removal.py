@@ -71,9 +71,10 @@ class Remover:
 
     def _dispose_unused(self, folder: Folder, name: str, fd: int, status: os.stat_result) -> Finding | None:
         """Remove it under the kernel's lease, or by the slower proof where there are no leases."""
-        if folder.proof is filesystems.Proof.NONE:
+        proof = folder.filesystem.proof
+        if proof is filesystems.Proof.NONE:
             return _untold(status, "the filesystem's type is unknown, or other machines may mount it too")
-        answer = lease.take(fd) if folder.proof is filesystems.Proof.LEASE else lease.Lease.UNSUPPORTED
+        answer = lease.take(fd) if proof is filesystems.Proof.LEASE else lease.Lease.UNSUPPORTED
         if answer is lease.Lease.GRANTED:
             return self._remove(folder, name, status, _UNUSED_BY_LEASE, fd)
         if answer is lease.Lease.IN_USE:
@@ -86,7 +87,7 @@ class Remover:
         """Remove it if no process is seen to have it open or mapped."""
         if self.open_files is None or not self.open_files.is_fresh():
             self.open_files = openfiles.look()
-        used = self.open_files.uses(status, name)
+        used = self.open_files.uses(status, name, folder.filesystem)
         if used is None:
             return _untold(status, f"no leases here, and {self.open_files.unread}")
         if used:

@@ -21,8 +21,7 @@ def purge(
     """Remove the unused shared memory of known families in `roots`, paths on the node as `shmroots.find_roots` gives them.
 
     `every_family` takes unknown names too; names on the list of never-touched ones are kept all the same. Files younger than
-    `min_age_s` before `now` (seconds since the epoch) are kept. A root that cannot be read is a record; one with a
-    symlink in its path raises tree.RefusedPathError.
+    `min_age_s` before `now` (seconds since the epoch) are kept. A root that cannot be read is a record.
     """
     mounts = filesystems.Mounts.read()
     ledger = Ledger(dry_run=dry_run)
@@ -30,9 +29,9 @@ def purge(
     for root in roots:
         try:
             with tree.opened(host_root, tree.parts_of(root)) as fd:
-                folder = Folder(fd, tree.joined(tree.parts_of(root)), filesystems.proof_for(mounts.type_of(fd)))
+                folder = Folder(fd, tree.joined(tree.parts_of(root)), mounts.of(fd))
                 _purge_folder(folder, remover, ledger, every_family=every_family)
-        except OSError as cause:
+        except (OSError, tree.RefusedPathError) as cause:
             ledger.add_unreadable(root, cause)
     return ledger.tally(tuple(roots))
 

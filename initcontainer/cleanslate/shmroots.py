@@ -41,7 +41,7 @@ def find_roots(host_root: str, extra: Sequence[str], warn: Callable[[str], None]
             if path in extra:
                 raise tree.RefusedPathError(path, "it belongs to the CUDA multi-process service", "leave it out")
             continue
-        if not is_empty_dir(path) or mounts.type_of(fd) == "tmpfs":
+        if not is_empty_dir(path) or mounts.of(fd).kind == "tmpfs":
             found.setdefault(tree.identity(fd), path)
     return tuple(found.values())
 

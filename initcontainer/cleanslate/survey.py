@@ -87,8 +87,13 @@ class _Picture:
         self.processes = dict(scan.processes)
         self.listed = listed_gpus(reading)
         self.minors = _gpus_by_minor(reading)
-        self.own = self._own_pids()
-        self.holders = frozenset(pid for pid, p in self.processes.items() if p.device_numbers or pid in self.listed)
+        self.children = families.descendants({Pid(os.getpid())}, self.processes) - {Pid(os.getpid())}
+        self.own = self._with_ancestors({Pid(os.getpid())})
+        self.holders = frozenset(
+            pid
+            for pid, process in self.processes.items()
+            if (process.device_numbers or pid in self.listed) and pid not in self.children
+        )
         self._add_details()
         found = families.families(self.processes, self.holders, host_init=surveyor.host_init)
         self.families = families.with_trackers(found, self.processes, self._links(found))
@@ -101,7 +106,7 @@ class _Picture:
             for pid in self.holders
             if self._protection(pid) is None and (pid in self.listed or self._opens(pid, DeviceKind.UVM))
         }
-        return self.holders | members | families.descendants(tops, self.processes)
+        return (self.holders | members | families.descendants(tops, self.processes)) - self.children
 
     def cases(self, pids: Iterable[Pid]) -> dict[Pid, Case]:
         """Everything known of each pid, for its verdict. Details are read again now that pidfds pin the identities."""
@@ -162,10 +167,6 @@ class _Picture:
         members = frozenset[Pid]().union(*(family.members for family in found)) if awaited else frozenset()
         held = {pid: frozenset(inode for inode, _ in (procfs.pipes(pid) or {}).values()) for pid in members}
         return Links(held=held, awaited=awaited)
-
-    def _own_pids(self) -> frozenset[Pid]:
-        me = Pid(os.getpid())
-        return self._with_ancestors({me}) | families.descendants({me}, self.processes)
 
     def _with_ancestors(self, pids: Iterable[Pid]) -> frozenset[Pid]:
         found: set[Pid] = set()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim.building import LIBRARY, build
-from gpusim.hardware import FUNCTIONS, GIB, MAX_GPUS, MIB, NO_MEMORY_INFO, Gpu, Mig, check, gpus, render
+from gpusim.hardware import FAULTS, FUNCTIONS, GIB, MAX_GPUS, MIB, NO_MEMORY_INFO, Gpu, Mig, check, gpus, render
 from gpusim.holder import STATE, Hold, hold, monitor
 
 __all__ = [
@@ -112,11 +112,11 @@ class Driver:
         self._write()
 
     def system(self, **changes: Any) -> None:
-        """Change the driver as a whole: `errors`, `hang`, `unkillable`, `driver_version`.
+        """Change the driver as a whole: `errors`, `slow_ms`, `hang`, `unkillable`, `driver_version`.
 
         `freezer` is the path of a frozen cgroup, as the library's users see it, for `unkillable`.
         """
-        unknown = set(changes) - {"errors", "hang", "unkillable", "driver_version", "freezer"}
+        unknown = set(changes) - {*FAULTS, "driver_version", "freezer"}
         if unknown:
             raise ValueError(f"gpusim: the driver has no {sorted(unknown)}")
         self._system |= changes
@@ -172,7 +172,7 @@ class Driver:
         check(self.gpus, self._system)
         rendered = self._system | {"gpus": [render(gpu) for gpu in self.gpus]}
         draft = self.directory / f".{STATE}.{secrets.token_hex(4)}"
-        draft.write_text(json.dumps(rendered, indent=1))
+        draft.write_text(json.dumps(rendered))
         draft.chmod(0o644)
         draft.rename(self.directory / STATE)
 

@@ -39,6 +39,7 @@ FUNCTIONS = frozenset(
         "nvmlDeviceGetPersistenceMode",
     }
 )
+FAULTS = ("errors", "slow_ms", "hang", "unkillable")
 NO_MEMORY_INFO = {"nvmlDeviceGetMemoryInfo": 3, "nvmlDeviceGetMemoryInfo_v2": 3}  # as on GB10: NOT_SUPPORTED
 
 
@@ -55,6 +56,7 @@ class Mig:
     ghosts: tuple[int, ...] = ()
     flicker: tuple[int, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
+    slow_ms: Mapping[str, int] = field(default_factory=dict)
     hang: tuple[str, ...] = ()
     unkillable: tuple[str, ...] = ()
 
@@ -63,11 +65,12 @@ class Mig:
 class Gpu:
     """One GPU and its faults.
 
-    `base_bytes`: used when idle; `residual_bytes`: used with no process, a driver leak; `ghosts`: pids that the compute
-    list names though they are dead; `flicker`: figures of used bytes served one after the other, the last one stays;
-    `errors`: NVML return codes by function; `hang`: functions that never return, but end by SIGKILL;
-    `unkillable`: the same in uninterruptible sleep, within the driver's `freezer` cgroup; `missing`: not enumerated by
-    the next nvmlInit, though its node and its /proc entry stay.
+    `base_bytes`: used when idle. `residual_bytes`: used with no process, a driver leak. `ghosts`: pids that the compute list
+    names though they are dead. `flicker`: figures of used bytes served one after the other, the last one stays. `missing`:
+    not enumerated by the next nvmlInit, though its node and its /proc entry stay.
+
+    Faults by function: `errors`, the NVML return code; `slow_ms`, how long it takes; `hang`, it never returns, but SIGKILL ends
+    it; `unkillable`, the same in uninterruptible sleep, within the driver's `freezer` cgroup.
     """
 
     uuid: str
@@ -82,6 +85,7 @@ class Gpu:
     ghosts: tuple[int, ...] = ()
     flicker: tuple[int, ...] = ()
     errors: Mapping[str, int] = field(default_factory=dict)
+    slow_ms: Mapping[str, int] = field(default_factory=dict)
     hang: tuple[str, ...] = ()
     unkillable: tuple[str, ...] = ()
     missing: bool = False
@@ -122,8 +126,8 @@ def check(machine: Sequence[Gpu], system: Mapping[str, Any]) -> None:
         raise ValueError("gpusim: a GPU has 7 MIG instances at most")
     if any(part.reserved_bytes + part.base_bytes + part.residual_bytes > part.total_bytes for part in parts):
         raise ValueError("gpusim: more memory used than there is")
-    faults = [(part.errors, part.hang, part.unkillable) for part in parts]
-    faults.append((system.get("errors", {}), system.get("hang", ()), system.get("unkillable", ())))
+    faults = [tuple(getattr(part, kind) for kind in FAULTS) for part in parts]
+    faults.append(tuple(system.get(kind, ()) for kind in FAULTS))
     unknown = {name for fault in faults for names in fault for name in names} - FUNCTIONS
     if unknown:
         raise ValueError(f"gpusim: not simulated: {sorted(unknown)}")

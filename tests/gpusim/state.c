@@ -66,6 +66,7 @@ unsigned int state_fault(const char *state, const char *scope, const char *funct
         freeze(json_get(state, "freezer"));
     while (unkillable || json_contains(json_get(scope, "hang"), function))
         pause();
+    usleep((unsigned int)json_number(json_get(json_get(scope, "slow_ms"), function), 0) * 1000);
     return (unsigned int)json_number(json_get(json_get(scope, "errors"), function), 0);
 }
 

@@ -19,7 +19,7 @@ struct record {
 const char *state_load(void);
 
 /* The error to answer for `function` in this scope (the whole driver, a GPU or a MIG instance), 0 for none.
- * Does not return where the scope says that the function hangs. */
+ * Takes its time where the scope says that the function is slow, and does not return where it hangs. */
 unsigned int state_fault(const char *state, const char *scope, const char *function);
 
 /* Records whose process lives. Returns their number, at most MAX_RECORDS. */

@@ -77,7 +77,8 @@ class Processes(ABC):
     def kill(self, *pids: int) -> None:
         """SIGKILLs processes and returns when none of them is alive."""
         for pid in pids:
-            self.signal(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(pid, signal.SIGKILL)
         self.wait_gone(*pids)
 
     def wait_gone(self, *pids: int, deadline_s: float = 10.0) -> None:

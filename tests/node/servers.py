@@ -35,8 +35,8 @@ class Tree:
 
     @property
     def orphans(self) -> tuple[int, ...]:
-        """What the front end's death leaves behind to be ended: engine and workers."""
-        return (self.engine, *self.workers)
+        """What the front end's death leaves behind: workers, then their engine, whose death they would notice."""
+        return (*self.workers, self.engine)
 
     @property
     def pids(self) -> tuple[int, ...]:

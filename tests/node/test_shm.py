@@ -209,6 +209,7 @@ def test_an_opener_during_the_lease_gets_its_file(root: pathlib.Path) -> None:
     def let_one_open(args: Any) -> None:
         pid = os.fork()
         if pid == 0:
+            os.close(args[0])  # a copy of ours, with which the lease would outlive our closing it
             os._exit(0 if os.stat(os.open(live, os.O_RDWR)).st_nlink == 1 else 1)
         openers.append(pid)
         deadline = time.monotonic() + 20

@@ -1,6 +1,5 @@
 """The simulated driver against the real pynvml: what the other tests rest on must itself hold."""
 
-import contextlib
 import json
 import os
 import re
@@ -17,8 +16,8 @@ import pytest
 
 from gpusim import gpusim
 from gpusim.gpusim import GIB, MIB, Driver, Gpu, Mig
+from gpusim.running import SIMULATOR, ask, asking, held_nodes, holder, node_numbers, wait_for_state
 
-SIMULATOR = Path(gpusim.__file__).parent
 UUIDS = [gpu.uuid for gpu in gpusim.gpus(8)]
 GPU_IS_LOST, NOT_SUPPORTED, FUNCTION_NOT_FOUND, DRIVER_NOT_LOADED, UNINITIALIZED = 15, 3, 13, 9, 1
 
@@ -36,56 +35,6 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     installed = install(tmp_path, gpusim.gpus(8))
     yield installed
     installed.remove()
-
-
-def asking(driver: Driver) -> "subprocess.Popen[str]":
-    """A program that asks NVML everything."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.directory)}
-    argv = [sys.executable, str(SIMULATOR / "ask.py")]
-    return subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-
-
-def ask(driver: Driver) -> dict[str, Any]:
-    """Everything that NVML says, through the real pynvml in a process of its own."""
-    with asking(driver) as program:
-        output, _ = program.communicate(timeout=30)
-    assert program.returncode == 0
-    answer: dict[str, Any] = json.loads(output)
-    return answer
-
-
-@contextlib.contextmanager
-def holder(driver: Driver, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process that holds GPUs until the block ends."""
-    argv = [sys.executable, "-S", str(SIMULATOR / "holder.py"), "hold", "--dir", str(driver.directory)]
-    argv += ["--dev", str(driver.dev), *arguments]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def held_nodes(pid: int) -> set[int]:
-    """Device numbers of the character devices that a process has open."""
-    descriptors = Path(f"/proc/{pid}/fd")
-    opened = [os.stat(descriptors / name) for name in os.listdir(descriptors)]
-    return {status.st_rdev for status in opened if os.major(status.st_rdev) == gpusim.TTY_MAJOR}
-
-
-def node_numbers(driver: Driver, *names: str) -> set[int]:
-    """Device numbers of nodes by name."""
-    return {os.stat(driver.dev / name).st_rdev for name in names}
-
-
-def wait_for_state(process: "subprocess.Popen[str]", letter: str) -> None:
-    """Until a process is in this state of /proc/PID/stat; fails after ten seconds."""
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != letter:
-        assert time.monotonic() < deadline, f"never in state {letter}"
-        time.sleep(0.01)
 
 
 def test_idle_gpus_use_nothing_by_version_two_and_their_reservation_by_version_one(driver: Driver) -> None:
@@ -299,6 +248,16 @@ def test_mig_instances_have_figures_and_processes_of_their_own(tmp_path: Path) -
     assert [part["name"] for part in gpu["mig"]] == ["NVIDIA H200 MIG 1g.18gb", {"error": NOT_SUPPORTED}]
     assert [part["is_mig"] for part in (gpu, *gpu["mig"])] == [0, 1, 1]
     assert other["mig"] == []
+
+
+def test_a_slow_call_answers_late(driver: Driver) -> None:
+    """Such as the first nvmlInit of a GPU without persistence mode."""
+    driver.system(slow_ms={"nvmlInit_v2": 400})
+    with asking(driver) as program:
+        readable, _, _ = select.select([program.stdout], [], [], 0.3)
+        output, _ = program.communicate(timeout=30)
+    assert readable == []
+    assert json.loads(output)["count"] == 8
 
 
 @pytest.mark.parametrize("function", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetMemoryInfo_v2"])

@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from cleanslate import settings
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PRODUCT = REPOSITORY / "initcontainer" / "cleanslate"
 MODULES = sorted(PRODUCT.rglob("*.py"))
@@ -282,4 +284,16 @@ def test_every_flag_names_its_variable_and_default_and_is_documented(verb: str) 
         lacking += [f"{flag}: {variable} is not in --help"] if variable not in text else []
         lacking += [f"{flag}: not in docs/cli.md"] if f"`{flag}" not in documented else []
         lacking += [f"{variable}: not in docs/cli.md"] if variable not in documented else []
+    assert lacking == []
+
+
+def test_documented_defaults_are_the_real_ones() -> None:
+    """Each row of docs/cli.md tells the default, the variable and the verbs that the program itself has."""
+    documented = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8").splitlines()
+    lacking = []
+    for row in settings.ROWS:
+        verbs = " ".join(verb for verb in VERBS if verb in row.verbs)
+        value = f" {row.metavar}" if row.metavar else ""
+        start = "| `" + row.flag + value.replace("|", "\\|") + f"` | `{row.variable}` | {row.default} | {verbs} |"
+        lacking += [start] if not any(line.startswith(start) for line in documented) else []
     assert lacking == []

@@ -41,9 +41,11 @@ def _collect(key: selectors.SelectorKey, waiting: selectors.BaseSelector) -> Non
 
 
 def _answer(control: socket.socket, waiting: selectors.BaseSelector) -> None:
-    message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+    message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 4)
     if not message:
         sys.exit(0)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # recv_fds cannot ask the kernel for that
     request = json.loads(message)
     try:
         answer = {"value": _do(request, descriptors, waiting)}
@@ -89,7 +91,7 @@ def _spawn(request: dict[str, Any], descriptors: list[int], waiting: selectors.B
     with os.fdopen(news, encoding="utf-8") as lines:
         told = dict(line.rstrip("\n").split("=", 1) for line in lines)
     if "error" in told:
-        raise OSError(told["error"])
+        raise OSError(int(told["errno"]), told["error"])
     return int(told.get("pid", child))
 
 
@@ -108,8 +110,8 @@ def _become(request: dict[str, Any], stdio: list[int], report: int) -> NoReturn:
         _change_user(request["user"])
         os.chdir(request["cwd"])
         os.execvpe(request["argv"][0], request["argv"], request["env"])
-    except BaseException as error:
-        os.write(report, f"error={request['argv'][0]}: {error}\n".encode())
+    except OSError as error:
+        os.write(report, f"errno={error.errno}\nerror={request['argv'][0]}: {error.strerror}\n".encode())
     os._exit(127)
 
 

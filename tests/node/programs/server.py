@@ -49,8 +49,9 @@ def main() -> None:
     engine = processes.Process(target=run_engine, args=(options, theirs, semaphores))
     engine.start()
     theirs.close()
-    _report(ours.recv(), engine.pid, semaphores)
+    told = ours.recv()
     try:
+        _report(told, engine.pid, semaphores)
         engine.join()
     except StoppedError:
         engine.terminate()
