@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-COVERAGE := --cov --cov-report=term
+COVERAGE := --cov=cleanslate --cov-branch --cov-config=pyproject.toml --cov-report=term
 .PHONY: help setup demo test check bench test-vllm test-gpu clean
 
 help: ## list these commands

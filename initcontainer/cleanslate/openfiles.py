@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from cleanslate import filesystems
 
 LIFETIME_S = 1.0  # a file may be opened after the pass: a picture older than this is taken anew
-_ROUNDS = (
-    3  # a process that waits for a disk is in uninterruptible sleep for a moment: look at it again after the others
-)
+DEADLINE_S = 20.0  # 3,000 processes take about a second
+Inode = tuple[int, int]  # device number, inode number
 _MACHINE_INIT = "1"
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
 
@@ -29,9 +28,9 @@ class OpenFiles:
     """
 
     taken_s: float
-    processes: int
-    opened: frozenset[tuple[int, int]] = frozenset()
-    mapped: frozenset[tuple[int, int]] = frozenset()
+    processes: int = 0
+    opened: frozenset[Inode] = frozenset()
+    mapped: frozenset[Inode] = frozenset()
     mapped_names: frozenset[bytes] = frozenset()
     unread: str | None = None
 
@@ -44,29 +43,32 @@ class OpenFiles:
         return None if self.unread or filesystem.device is None else False
 
     def is_fresh(self) -> bool:
-        """Whether the picture still counts."""
-        return time.monotonic() - self.taken_s < LIFETIME_S
-
-
-class _BlockedError(Exception):
-    """A process whose mappings had better not be read."""
+        """Whether the picture still counts. What could not be told once is not asked again."""
+        return self.unread is not None or time.monotonic() - self.taken_s < LIFETIME_S
 
 
 def look() -> OpenFiles:
-    """Look at every process but this one, now. Costs about as much as `fuser`, once for all files."""
-    picture = _Picture()
-    unread = _blind_spot()
-    pending = pids = [] if unread else [name for name in os.listdir("/proc") if name.isdigit()]
-    for _ in range(_ROUNDS):
-        problems = {pid: problem for pid in pending if (problem := picture.add_process(pid))}
-        pending = list(problems)
-    unread = unread or next(iter(problems.values()), None)
+    """Look at every process but this one, now. Costs about as much as `fuser`, once for all files.
+
+    In a child, since reading the mappings of a process that hangs in a driver may never return.
+    """
+    from cleanslate import worker  # here, since it costs imports, and most filesystems have leases
+
+    now_s = time.monotonic()
+    blind_spot = _blind_spot()
+    if blind_spot:
+        return OpenFiles(taken_s=now_s, unread=blind_spot)
+    try:
+        with worker.Worker(_look_beside) as child:
+            processes, opened, mapped, mapped_names, unread = child.ask(os.getpid(), deadline_s=DEADLINE_S)
+    except (worker.WorkerSilentError, worker.WorkerDiedError) as cause:
+        return OpenFiles(taken_s=now_s, unread=f"looking at all processes: {cause}")
     return OpenFiles(
         taken_s=time.monotonic(),
-        processes=len(pids),
-        opened=frozenset(picture.opened),
-        mapped=frozenset(picture.mapped),
-        mapped_names=frozenset(picture.mapped_names),
+        processes=processes,
+        opened=opened,
+        mapped=mapped,
+        mapped_names=mapped_names,
         unread=unread,
     )
 
@@ -83,19 +85,26 @@ def _blind_spot() -> str | None:
     return None
 
 
+def _look_beside(pid: int) -> tuple[int, frozenset[Inode], frozenset[Inode], frozenset[bytes], str | None]:
+    """What OpenFiles says, in its order, without this child and the process that asks. Ends at the first unreadable one."""
+    picture = _Picture()
+    aside = {str(pid), str(os.getpid())}
+    pids = [name for name in os.listdir("/proc") if name.isdigit() and name not in aside]
+    unread = next(filter(None, map(picture.add_process, pids)), None)
+    return len(pids), frozenset(picture.opened), frozenset(picture.mapped), frozenset(picture.mapped_names), unread
+
+
 class _Picture:
-    """An OpenFiles in the making."""
+    """What is open and mapped, process by process."""
 
     def __init__(self) -> None:
-        self.opened: set[tuple[int, int]] = set()
-        self.mapped: set[tuple[int, int]] = set()
+        self.opened: set[Inode] = set()
+        self.mapped: set[Inode] = set()
         self.mapped_names: set[bytes] = set()
 
     def add_process(self, pid: str) -> str | None:
         """Add one process. Returns why that was not possible; one that has ended is no problem."""
         process = f"/proc/{pid}"
-        if pid == str(os.getpid()):
-            return None
         try:
             if self._add_task(process):
                 return None
@@ -109,14 +118,10 @@ class _Picture:
             return None if pid == _MACHINE_INIT else f"{process}: {cause.strerror}"
         except OSError as cause:
             return f"{process}: {cause.strerror}"
-        except _BlockedError:
-            return f"{process}: in uninterruptible sleep, where reading its mappings may block"
         return None
 
     def _add_task(self, task: str) -> bool:
         """Add what one thread has open and mapped. Says whether it has any mapping."""
-        if _is_uninterruptible(task):
-            raise _BlockedError
         with open(f"{task}/maps", "rb") as file:
             maps = file.read()
         for device, inode, name in parse_maps(maps):
@@ -129,11 +134,6 @@ class _Picture:
                 continue  # closed meanwhile
             self.opened.add((status.st_dev, status.st_ino))
         return bool(maps)
-
-
-def _is_uninterruptible(task: str) -> bool:
-    with open(f"{task}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[:1] == [b"D"]
 
 
 def parse_maps(maps: bytes) -> list[tuple[int, int, bytes]]:
