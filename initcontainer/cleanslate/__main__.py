@@ -1,18 +1,26 @@
 """`python -m cleanslate` and the `cleanslate` command."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    if sys.argv[1:2] == ["idle"]:
+    arguments = sys.argv[1:]
+    if arguments == ["idle"]:
         # In every reset pod this waits for days: it loads nothing else, to stay at a few MB.
         from cleanslate.idle import idle
 
         sys.exit(idle())
+    worker = None
+    if arguments[:1] == ["gate"] and not {"-h", "--help"} & set(arguments):
+        # NVML loads in its child while the rest of the program loads here.
+        from cleanslate import nvml_worker
+
+        worker = nvml_worker.start()
     from cleanslate.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(arguments, os.environ, worker))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
-from cleanslate import filesystems, names, removal, tree
+from cleanslate import filesystems, printing, removal, tree
 from cleanslate.ledger import Finding, Folder, Ledger
 from cleanslate.model import FileTally, Verdict
 
@@ -82,14 +82,14 @@ def _dispose(folder: Folder, seen: tree.Seen, *, dry_run: bool) -> Finding | Non
         return Finding(Verdict.KEEP, "it has no source", "its name is not NAME.TAG.pyc")
     if not _is_regular(folder.fd, f"../{source}"):
         return Finding(
-            Verdict.KEEP, "it has no source", f"no regular file {names.printable(source)} beside __pycache__"
+            Verdict.KEEP, "it has no source", f"no regular file {printing.printable(source)} beside __pycache__"
         )
     try:
         status = os.stat(seen.name, dir_fd=folder.fd, follow_symlinks=False)
         error = None if dry_run else removal.unlink(folder, seen.name, status)
     except FileNotFoundError:
         return None
-    evidence = f"{names.printable(source)} is beside __pycache__"
+    evidence = f"{printing.printable(source)} is beside __pycache__"
     return Finding(Verdict.REMOVE, "bytecode that fits the pattern", evidence, removal.size_bytes(status), error)
 
 

@@ -4,14 +4,17 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cleanslate import gate, report, settings, usage, verify
-from cleanslate.formats import PLAN_LIMIT_BYTES, Plan, PlanError, parse_plan, summarize
 from cleanslate.gpus import Result
 from cleanslate.nvml import Nvml
 from cleanslate.settings import SettingError, Settings
+from cleanslate.worker import Worker
+
+if TYPE_CHECKING:
+    from cleanslate.formats import Plan
 
 VERBS = {
     "inspect": "look at the node and say what is left over; changes nothing",
@@ -30,11 +33,13 @@ class _Leave(Exception):  # noqa: N818 - not an error: the way out with one line
         super().__init__(line)
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
-    """Run one command line and return its exit code. Writes the report to stdout, everything else to stderr."""
-    environ = os.environ if environ is None else environ
+def run(argv: Sequence[str], environ: Mapping[str, str], worker: Worker | None = None) -> int:
+    """Run one command line and return its exit code. Writes the report to stdout, everything else to stderr.
+
+    `worker`: for NVML, if one was started already.
+    """
     try:
-        return _carry_out(_parse(argv, environ), environ)
+        return _carry_out(_parse(argv, environ), environ, worker)
     except _Leave as leave:
         _say(f"cleanslate: {leave.line}")
         return leave.code
@@ -45,11 +50,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> int:
         return 130
 
 
-def _carry_out(chosen: Settings, environ: Mapping[str, str]) -> int:
+def _carry_out(chosen: Settings, environ: Mapping[str, str], worker: Worker | None) -> int:
     started_at_s, start = time.time(), time.monotonic()
-    work: Callable[[Settings, Mapping[str, str]], dict[str, Any]] = _gate if chosen.verb == "gate" else _node
     try:
-        parts = work(chosen, environ)
+        parts = _gate(chosen, worker) if chosen.verb == "gate" else _node(chosen, environ)
     except _Leave as leave:
         if leave.code == USAGE:
             raise
@@ -66,9 +70,9 @@ def _carry_out(chosen: Settings, environ: Mapping[str, str]) -> int:
     return _publish(report.build(outline), chosen)
 
 
-def _gate(chosen: Settings, _: Mapping[str, str]) -> dict[str, Any]:
+def _gate(chosen: Settings, worker: Worker | None) -> dict[str, Any]:
     verify.heed_sigterm()
-    with Nvml(gate.library(chosen)) as nvml:
+    with Nvml(gate.library(chosen), worker) as nvml:
         found = gate.wait(chosen, nvml)
     return {
         "result": found.result,
@@ -108,7 +112,9 @@ def _check_rights(chosen: Settings, *, hidden: bool) -> None:
         raise _Leave(CANNOT_TELL, f"{what}: /proc is mounted with hidepid; run it with CAP_SYS_PTRACE")
 
 
-def _read_plan(path: str | None) -> Plan | None:
+def _read_plan(path: str | None) -> "Plan | None":
+    from cleanslate.formats import PLAN_LIMIT_BYTES, PlanError, parse_plan  # no gate reads a plan
+
     if path is None:
         return None
     try:
@@ -125,6 +131,8 @@ def _publish(document: dict[str, Any], chosen: Settings) -> int:
     code: int = document["exitCode"]
     try:
         if chosen.termination_message:
+            from cleanslate.formats import summarize
+
             _write_summary(chosen.termination_message, summarize(document))
         _print_report(document, chosen.output)
         sys.stdout.flush()

@@ -7,9 +7,18 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from cleanslate.model import Device, DeviceKind
+
+class DeviceKind(StrEnum):
+    """The NVIDIA device nodes that matter."""
+
+    GPU = "gpu"
+    CONTROL = "control"
+    UVM = "uvm"  # opened by every process that has a CUDA context
+    OTHER = "other"
+
 
 _GPU_NODE = re.compile(r"nvidia(\d+)")
 _KINDS = {"nvidiactl": DeviceKind.CONTROL, "nvidia-uvm": DeviceKind.UVM}
@@ -19,8 +28,14 @@ _CONTROL_MINOR = 255
 _MODESET_MINOR = 254
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNumbers:
+class Device(NamedTuple):
+    """An NVIDIA device: `minor` is the GPU's number, -1 for what is no GPU."""
+
+    kind: DeviceKind
+    minor: int
+
+
+class DeviceNumbers(NamedTuple):
     """How to tell a device number's meaning: exact numbers of nodes seen, and majors that are all NVIDIA's."""
 
     nodes: Mapping[int, Device]
@@ -59,9 +74,9 @@ def count_gpus(proc_gpus: str = "/proc/driver/nvidia/gpus") -> int | None:
         return None
 
 
-def count_nodes(numbers: DeviceNumbers) -> int:
+def count_nodes(host_root: str) -> int:
     """How many GPUs have a device node: what a container was given, or a host has."""
-    return sum(device.kind is DeviceKind.GPU for device in numbers.nodes.values())
+    return sum(device.kind is DeviceKind.GPU for device in _nodes(os.path.join(host_root, "dev")).values())
 
 
 def _nodes(dev: str) -> dict[int, Device]:

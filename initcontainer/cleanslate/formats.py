@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-REPORT_SCHEMA = "cleanslate.dev/report/v1"
 PLAN_SCHEMA = "cleanslate.dev/plan/v1"
 SUMMARY_LIMIT_BYTES = 4096  # what the kubelet keeps of a termination message
 

@@ -6,18 +6,16 @@ Memory decides. Processes that NVML lists count where they can be seen from here
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cleanslate import devices, gpus, verify
 from cleanslate.gpus import GpuResult, GpuVerdict, Holder, Result
-from cleanslate.model import GpuUuid, Pid
 from cleanslate.nvml import Nvml, Reading, find_library
 from cleanslate.settings import Settings
 from cleanslate.verify import Patience, Settled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateFindings:
+class GateFindings(NamedTuple):
     """What the gate saw last, its result, and how long it looked, in seconds."""
 
     verdicts: tuple[GpuVerdict, ...]
@@ -32,8 +30,7 @@ def wait(settings: Settings, nvml: Nvml) -> GateFindings:
     Raises verify.TerminatedError on SIGTERM if it is heeded.
     """
     start = time.monotonic()
-    numbers = devices.find_devices(settings.host_root)
-    expected = settings.expect_gpus or devices.count_nodes(numbers) or devices.count_gpus() or None
+    expected = settings.expect_gpus or devices.count_nodes(settings.host_root) or devices.count_gpus() or None
     patience = Patience(
         until=start + settings.timeout_s,
         stable_reads=settings.stable_reads,
@@ -71,21 +68,22 @@ def _judge(settings: Settings, expected: int | None) -> Callable[[Reading], Sequ
     return judge
 
 
-def _holders(reading: Reading) -> dict[GpuUuid, list[Holder]]:
+def _holders(reading: Reading) -> dict[str, list[Holder]]:
     listed = {gpu.uuid: gpu.processes for gpu in reading.gpus if gpu.uuid and gpu.processes}
     return {uuid: [_holder(process.pid) for process in processes] for uuid, processes in listed.items()}
 
 
-def _holder(pid: Pid) -> Holder:
+def _holder(pid: int) -> Holder:
     # Most gates see no processes at all, and start sooner without what it takes to tell them apart.
     from cleanslate import procfs, protected
+    from cleanslate.model import Pid
 
-    stat = procfs.read_stat(pid)
+    stat = procfs.read_stat(Pid(pid))
     if stat is None:
-        return Holder(pid=pid, title="?", owner="not visible from here", judgement=None, harmless=True)
+        return Holder(pid=pid, title="?", owner="not visible from here", harmless=True)
     process = procfs.with_details(procfs.bare(stat))
     harmless = process.is_zombie or protected.protection(process, own=frozenset(), extra=()) is not None
-    return Holder(pid=pid, title=stat.comm, owner="of unknown owner", judgement=None, harmless=harmless)
+    return Holder(pid=pid, title=stat.comm, owner="of unknown owner", harmless=harmless)
 
 
 def _teller() -> Callable[[Settled], None]:

@@ -4,10 +4,9 @@ Unknown is never clean: an error, a missing GPU, no GPU at all and a reading tha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from cleanslate.model import GpuUuid, Judgement, Outcome, Pid, Verdict
 from cleanslate.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, GpuError, GpuReading, Reading
 
 MIB = 1 << 20
@@ -46,27 +45,30 @@ class Result(StrEnum):
 EXIT_CODES = {Result.CLEAN: 0, Result.NOT_CLEAN: 3, Result.CANNOT_TELL: 4, Result.REFUSED: 5}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A process that holds a GPU. `judgement` is None where none could be given.
+class Holder(NamedTuple):
+    """A process that holds a GPU.
 
-    `harmless`: counts only if the GPU's memory is above tolerance, as for services of the node and for zombies.
+    `kept`: kept for what it is, by a known owner, not merely for want of proof; `reason` says for what. `stuck`: SIGKILL
+    does not end it. `harmless`: counts only if the GPU's memory is above tolerance, as for services of the node and zombies.
+    `verdict` is None where none could be given.
     """
 
-    pid: Pid
+    pid: int
     title: str
     owner: str
-    judgement: Judgement | None
-    outcome: Outcome | None = None
+    verdict: str | None = None
+    reason: str = ""
+    kept: bool = False
+    stuck: bool = False
     harmless: bool = False
+    used_bytes: int | None = None
 
     def __str__(self) -> str:
         """For messages: `pid 48213 (VLLM::Worker_TP1, pod 5e1c…)`."""
         return f"pid {self.pid} ({self.title[:60]}, {self.owner})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuVerdict:
+class GpuVerdict(NamedTuple):
     """One GPU or MIG instance with its result and the sentence that explains it."""
 
     reading: GpuReading
@@ -94,7 +96,7 @@ def judge_gpu(gpu: GpuReading, holders: Sequence[Holder], *, asked_bytes: int | 
 
 def judge_reading(
     reading: Reading,
-    holders: Mapping[GpuUuid, Sequence[Holder]],
+    holders: Mapping[str, Sequence[Holder]],
     *,
     scope: frozenset[str] | None,
     expected: int | None,
@@ -149,25 +151,16 @@ def _by_processes(gpu: GpuReading, holders: Sequence[Holder]) -> tuple[GpuResult
 
 
 def _held(gpu: GpuReading, holders: Sequence[Holder], used: str) -> tuple[GpuResult, str]:
-    stuck = [holder for holder in holders if holder.outcome in {Outcome.UNINTERRUPTIBLE, Outcome.UNKILLABLE}]
+    stuck = [holder for holder in holders if holder.stuck]
     if stuck:
         return (
             GpuResult.UNKILLABLE,
             f"{gpu.label}: {used} by {_names(stuck)}, which SIGKILL does not end; reboot the node",
         )
-    loose = [holder for holder in holders if not _is_kept(holder)]
+    loose = [holder for holder in holders if not holder.kept]
     if loose:
         return GpuResult.HELD, f"{gpu.label}: {used}, held by {_names(loose)}"
-    return GpuResult.BUSY, f"{gpu.label}: {used}, in use by {_names(holders)}, which is kept: {_reason(holders[0])}"
-
-
-def _is_kept(holder: Holder) -> bool:
-    """Kept for what it is, not merely for want of proof."""
-    return holder.judgement is not None and holder.judgement.verdict is Verdict.KEEP and holder.judgement.owner_known
-
-
-def _reason(holder: Holder) -> str:
-    return holder.judgement.reason if holder.judgement else "unknown"
+    return GpuResult.BUSY, f"{gpu.label}: {used}, in use by {_names(holders)}, which is kept: {holders[0].reason}"
 
 
 def _names(holders: Sequence[Holder]) -> str:
@@ -197,10 +190,13 @@ def _missing(reading: Reading, scope: frozenset[str] | None, expected: int | Non
 
 
 def _absent(index: int, name: str | None, message: str) -> GpuVerdict:
-    uuid = GpuUuid(name) if name and not name.isdigit() else None
     index = int(name) if name and name.isdigit() else index
+    uuid = None if name is None or name.isdigit() else name
     return GpuVerdict(
-        reading=GpuReading(index=index, uuid=uuid), tolerance_bytes=0, result=GpuResult.MISSING, message=message
+        reading=GpuReading(index=index, uuid=uuid),  # type: ignore[arg-type]  # a name as --gpu gave it
+        tolerance_bytes=0,
+        result=GpuResult.MISSING,
+        message=message,
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from cleanslate.gpus import Holder
-from cleanslate.model import GpuUuid, Judgement, Outcome, Pid
+from cleanslate.model import Judgement, Outcome, Pid, Verdict
 from cleanslate.nvml import GpuReading, Reading
 from cleanslate.verdicts import Case
 
-Holders = dict[GpuUuid, list[Holder]]
+Holders = dict[str, list[Holder]]
 
 
 def holders(
@@ -25,21 +25,23 @@ def holders(
     that are not there do not exist, rather than live outside this PID namespace.
     """
     found: Holders = {}
+    used = {(gpu.uuid, process.pid): process.used_bytes for gpu in reading.gpus for process in gpu.processes or ()}
     for pid, case in cases.items():
         judgement, outcome = judgements[pid], outcomes.get(pid)
         if judgement.monitor or outcome is Outcome.ENDED:
             continue
-        harmless = case.protection is not None or case.process.is_zombie
         holder = Holder(
             pid=pid,
             title=case.process.title,
             owner=str(case.owner),
-            judgement=judgement,
-            outcome=outcome,
-            harmless=harmless,
+            verdict=str(judgement.verdict),
+            reason=judgement.reason,
+            kept=judgement.verdict is Verdict.KEEP and judgement.owner_known,
+            stuck=outcome in {Outcome.UNINTERRUPTIBLE, Outcome.UNKILLABLE},
+            harmless=case.protection is not None or case.process.is_zombie,
         )
         for uuid in case.gpus:
-            found.setdefault(uuid, []).append(holder)
+            found.setdefault(uuid, []).append(holder._replace(used_bytes=used.get((uuid, pid))))
     for gpu in reading.gpus:
         _add_listed(gpu, cases, found, name_of, all_visible)
     return found
@@ -60,5 +62,7 @@ def _add_listed(
         if name is None and all_visible:
             continue
         seen = "of unknown owner" if name else "not visible from this PID namespace"
-        holder = Holder(pid=process.pid, title=name or "?", owner=seen, judgement=None, harmless=name is None)
+        holder = Holder(
+            pid=process.pid, title=name or "?", owner=seen, harmless=name is None, used_bytes=process.used_bytes
+        )
         found.setdefault(gpu.uuid, []).append(holder)

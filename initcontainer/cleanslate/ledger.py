@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cleanslate import filesystems, names
+from cleanslate import filesystems, printing
 from cleanslate.model import FileRecord, FileTally, Verdict
 
 LIST_LIMIT = 1_000  # records a list: the memory of a purge must not grow with the number of files
@@ -27,7 +27,7 @@ class Folder(NamedTuple):
 
     def shown(self, name: str) -> str:
         """The printable path of a file in it."""
-        return names.printable(f"{self.path.rstrip('/')}/{name}")
+        return printing.printable(f"{self.path.rstrip('/')}/{name}")
 
 
 class Ledger:
@@ -70,7 +70,7 @@ class Ledger:
     def tally(self, roots: tuple[str, ...]) -> FileTally:
         """The account so far."""
         return FileTally(
-            roots=tuple(map(names.printable, roots)),
+            roots=tuple(map(printing.printable, roots)),
             removed=tuple(self._removed),
             removed_count=self._removed_count,
             kept=tuple((self._failed + self._kept)[:LIST_LIMIT]),

@@ -13,13 +13,6 @@ PodUid = NewType("PodUid", str)
 ContainerId = NewType("ContainerId", str)
 
 
-class Scope(StrEnum):
-    """How far a reset goes."""
-
-    ORPHANS = "orphans"  # only what is proved to be left over
-    ALL = "all"  # live work in scope too
-
-
 class Verdict(StrEnum):
     """What is to become of one process or one file. There is no third word: what is unknown is kept."""
 
@@ -90,23 +83,6 @@ class Owner:
         """For messages: `pod 5e1c… (container 3f2a…)`."""
         inside = f" (container {self.container[:12]})" if self.container else ""
         return f"{self.kind} {self.name}".strip() + inside
-
-
-class DeviceKind(StrEnum):
-    """The NVIDIA device nodes that matter."""
-
-    GPU = "gpu"
-    CONTROL = "control"
-    UVM = "uvm"  # opened by every process that has a CUDA context
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """An NVIDIA device number: `minor` tells GPUs apart."""
-
-    kind: DeviceKind
-    minor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

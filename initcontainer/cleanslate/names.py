@@ -3,7 +3,6 @@
 A name proves nothing. It only says which files are worth a proof. Names are bytes: the kernel allows every byte but `/` and NUL.
 """
 
-import os
 import re
 
 # One row a family: what made it, and the whole name. `.` stands for any byte, line feeds included.
@@ -64,23 +63,3 @@ def family(name: bytes, *, broad: bool = True) -> str | None:
 def is_never_touched(name: bytes) -> bool:
     """Whether the name is another program's that must not lose it, whatever else matches."""
     return _NEVER.fullmatch(name) is not None
-
-
-def printable(name: str | bytes) -> str:
-    r"""A file name for people and for JSON: one line, valid Unicode, and no two names look the same.
-
-    Bytes that are not UTF-8 become `\xNN`, characters that do not print `\xNN` or `\uNNNN`, a backslash is doubled.
-    """
-    text = name if isinstance(name, str) else os.fsdecode(name)
-    if text.isascii() and text.isprintable() and "\\" not in text:
-        return text
-    return "".join(map(_shown, os.fsencode(text).replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")))
-
-
-def _shown(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    if code < 0x80:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -4,7 +4,7 @@ from typing import Any
 
 from cleanslate import procfs, report
 from cleanslate.gpus import Result
-from cleanslate.model import Manner, Outcome, Verdict
+from cleanslate.model import FileRecord, FileTally, Manner, Outcome, Verdict
 from cleanslate.reset import NOT_GONE, Findings, Record
 from cleanslate.settings import Settings
 
@@ -22,9 +22,9 @@ def parts_of(findings: Findings, chosen: Settings) -> dict[str, Any]:
         "dry_run": chosen.verb == "inspect" or chosen.dry_run,
         "gpus": findings.verdicts,
         "processes": [_process(record) for record in records],
-        "shared_memory": findings.purged.shared_memory,
-        "caches": findings.purged.caches,
-        "logs": findings.purged.logs,
+        "shared_memory": _files(findings.purged.shared_memory, "roots"),
+        "caches": _files(findings.purged.caches, "paths"),
+        "logs": _files(findings.purged.logs, "patterns"),
         "timings_s": findings.timings_s,
         "warnings": findings.warnings,
     }
@@ -66,3 +66,25 @@ def _process(record: Record) -> report.Document:
         note=record.fate.message,
         memory_bytes=record.person.memory_bytes,
     )
+
+
+def _files(tally: FileTally, places: str) -> report.Document:
+    return {
+        places: [report.text(root) for root in tally.roots],
+        "removed": [_file(record) for record in tally.removed],
+        "removedCount": tally.removed_count,
+        "kept": [_file(record) for record in tally.kept],
+        "keptCount": tally.kept_count,
+        "bytesFreed": tally.bytes_freed,
+    }
+
+
+def _file(record: FileRecord) -> report.Document:
+    return {
+        "path": record.path,
+        "verdict": str(record.verdict),
+        "reason": record.reason,
+        "evidence": record.evidence,
+        "sizeBytes": record.size_bytes,
+        "error": record.error,
+    }

@@ -3,26 +3,24 @@
 Command lines and environments may hold secrets: of a process it tells the executable and the title, no arguments.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from cleanslate import names
-from cleanslate.formats import REPORT_SCHEMA
 from cleanslate.gpus import EXIT_CODES, GpuResult, GpuVerdict, Holder, Result
-from cleanslate.model import FileRecord, FileTally
+from cleanslate.printing import printable
 
 _TITLE_LIMIT = 128
 _TEXT_LIMIT = 512
 _ROW_LIMIT = 2_000  # processes in a report; what is not clean comes first
 
+REPORT_SCHEMA = "cleanslate.dev/report/v1"
+
 Document = dict[str, Any]
-EMPTY = FileTally()
+NO_FILES: Mapping[str, Any] = {"removed": [], "removedCount": 0, "kept": [], "keptCount": 0, "bytesFreed": 0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class Outline(NamedTuple):
     """Everything a report says, gathered from wherever it was found. Times in seconds, Unix time for `started_at_s`."""
 
     verb: str
@@ -35,10 +33,10 @@ class Outline:
     dry_run: bool = False
     gpus: Sequence[GpuVerdict] = ()
     processes: Sequence[Document] = ()
-    shared_memory: FileTally = EMPTY
-    caches: FileTally = EMPTY
-    logs: FileTally = EMPTY
-    timings_s: Mapping[str, float] = field(default_factory=dict)
+    shared_memory: Mapping[str, Any] = NO_FILES
+    caches: Mapping[str, Any] = NO_FILES
+    logs: Mapping[str, Any] = NO_FILES
+    timings_s: Mapping[str, float] = {}
     warnings: Sequence[str] = ()
 
 
@@ -49,19 +47,19 @@ def build(outline: Outline) -> Document:
         "verb": outline.verb,
         "scope": outline.scope,
         "dryRun": outline.dry_run,
-        "host": _text(outline.host),
+        "host": text(outline.host),
         "startedAt": timestamp(outline.started_at_s),
         "durationSeconds": round(outline.duration_s, 3),
         "result": str(outline.result),
         "exitCode": EXIT_CODES[outline.result],
-        "message": _text(outline.message),
+        "message": text(outline.message),
         "gpus": [_gpu(verdict) for verdict in outline.gpus],
         "processes": list(outline.processes[:_ROW_LIMIT]),
-        "sharedMemory": _files(outline.shared_memory, "roots"),
-        "caches": _files(outline.caches, "paths"),
-        "logs": _files(outline.logs, "patterns"),
+        "sharedMemory": {"roots": []} | dict(outline.shared_memory),
+        "caches": {"paths": []} | dict(outline.caches),
+        "logs": {"patterns": []} | dict(outline.logs),
         "timings": {part: round(outline.timings_s.get(part, 0.0), 3) for part in ("survey", "end", "purge", "verify")},
-        "warnings": [_text(warning) for warning in _bounded(outline.warnings)],
+        "warnings": [text(warning) for warning in _bounded(outline.warnings)],
     }
 
 
@@ -104,76 +102,55 @@ def process(
     return {
         "pid": pid,
         "startTime": timestamp(started_at_s),
-        "executable": _text(executable) if executable else None,
+        "executable": text(executable) if executable else None,
         "title": safe_title(title),
-        "user": _text(user) if user else None,
-        "owner": {key: _text(value) if value else None for key, value in owner.items()},
+        "user": text(user) if user else None,
+        "owner": {key: text(value) if value else None for key, value in owner.items()},
         "gpus": sorted(gpus),
         "memoryBytes": memory_bytes,
         "verdict": verdict,
-        "reason": _text(reason),
-        "evidence": _text(evidence),
+        "reason": text(reason),
+        "evidence": text(evidence),
         "outcome": outcome,
-        "message": _text(note),
+        "message": text(note),
     }
 
 
 def safe_title(title: str) -> str:
     """A process title that may be shown: printable, short, and without anything that looks like options."""
-    return names.printable(title.split(" -", 1)[0][:_TITLE_LIMIT])
+    return printable(title.split(" -", 1)[0][:_TITLE_LIMIT])
 
 
 def timestamp(unix_s: float) -> str:
     """RFC 3339 in UTC with milliseconds."""
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole, thousandths = divmod(int(unix_s * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
 
 
 def _gpu(verdict: GpuVerdict) -> Document:
     reading = verdict.reading
     return {
         "index": reading.index,
-        "uuid": _text(reading.uuid) if reading.uuid else None,
-        "parent": _text(reading.parent) if reading.parent else None,
-        "name": _text(reading.name) if reading.name else None,
+        "uuid": text(reading.uuid) if reading.uuid else None,
+        "parent": text(reading.parent) if reading.parent else None,
+        "name": text(reading.name) if reading.name else None,
         "usedBytes": reading.used_bytes,
         "reservedBytes": reading.reserved_bytes,
         "totalBytes": reading.total_bytes,
         "toleranceBytes": verdict.tolerance_bytes,
         "result": str(verdict.result),
-        "message": _text(verdict.message),
+        "message": text(verdict.message),
         "holders": [_holder(holder) for holder in verdict.holders[:_ROW_LIMIT]],
     }
 
 
 def _holder(holder: Holder) -> Document:
-    judgement = holder.judgement
     return {
         "pid": holder.pid,
         "title": safe_title(holder.title),
-        "owner": _text(holder.owner),
-        "verdict": str(judgement.verdict) if judgement else None,
-    }
-
-
-def _files(tally: FileTally, places: str) -> Document:
-    return {
-        places: [_text(root) for root in tally.roots],
-        "removed": [_file(record) for record in tally.removed],
-        "removedCount": tally.removed_count,
-        "kept": [_file(record) for record in tally.kept],
-        "keptCount": tally.kept_count,
-        "bytesFreed": tally.bytes_freed,
-    }
-
-
-def _file(record: FileRecord) -> Document:
-    return {
-        "path": record.path,
-        "verdict": str(record.verdict),
-        "reason": record.reason,
-        "evidence": record.evidence,
-        "sizeBytes": record.size_bytes,
-        "error": record.error,
+        "owner": text(holder.owner),
+        "verdict": holder.verdict,
+        "usedBytes": holder.used_bytes,
     }
 
 
@@ -182,6 +159,7 @@ def _bounded(lines: Sequence[str], limit: int = 100) -> list[str]:
     return shown if len(shown) <= limit else [*shown[:limit], f"… and {len(shown) - limit} more"]
 
 
-def _text(text: str) -> str:
-    shown = names.printable(text)
+def text(raw: str) -> str:
+    """Any text as a report may hold it: printable and bounded."""
+    shown = printable(raw)
     return shown if len(shown) <= _TEXT_LIMIT else shown[:_TEXT_LIMIT] + "…"

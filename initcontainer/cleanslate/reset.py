@@ -68,7 +68,7 @@ class Run:
         self.users = people.read_users(settings.host_root)
         self.numbers = devices.find_devices(settings.host_root)
         self.host_init = procfs.in_initial_pid_namespace()
-        self.expected = settings.expect_gpus or devices.count_gpus() or devices.count_nodes(self.numbers) or None
+        self.expected = settings.expect_gpus or devices.count_gpus() or devices.count_nodes(settings.host_root) or None
 
     def carry_out(self) -> Findings:
         """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does."""

@@ -6,10 +6,8 @@ line, values with commas between them).
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from cleanslate.model import Scope
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -19,8 +17,14 @@ _GPU = re.compile(rf"\d{{1,4}}|GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+")
 _OWNER = re.compile(r"(?:container|batch|service):\S+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Scope(StrEnum):
+    """How far a reset goes."""
+
+    ORPHANS = "orphans"  # only what is proved to be left over
+    ALL = "all"  # live work in scope too
+
+
+class Settings(NamedTuple):
     """What one run is asked to do. Durations in seconds, sizes in bytes; see ROWS for each."""
 
     verb: str
@@ -49,8 +53,7 @@ class Settings:
     output: str = "table"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One setting. `parse` turns one text into one value and raises ValueError with what it wants instead."""
 
     field: str
@@ -183,7 +186,7 @@ ROWS: tuple[Row, ...] = (
         "how long live work may take to leave after SIGTERM",
         metavar="DURATION",
     ),
-    _row("timeout_s", "--timeout", duration, _WAIT, "2m", "give up after this long", metavar="DURATION"),
+    _row("timeout_s", "--timeout", duration, _ALL, "2m", "give up after this long", metavar="DURATION"),
     _row(
         "max_used_bytes",
         "--max-used-mib",

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from cleanslate import filesystems, names, tree
+from cleanslate import filesystems, printing, tree
 
 HOST_SHM = "/dev/shm"  # noqa: S108 - the very place
 
@@ -62,7 +62,9 @@ def _candidates(host_root: str, extra: Sequence[str], warn: Callable[[str], None
                 raise
             warn(f"{HOST_SHM}: cannot look for shared memory: {cause.cause}; {cause.next_step} with --shm-root")
         except OSError as cause:
-            warn(f"{names.printable(path)}: cannot look for shared memory: {cause.strerror}; check that it is mounted")
+            warn(
+                f"{printing.printable(path)}: cannot look for shared memory: {cause.strerror}; check that it is mounted"
+            )
     for pattern in (*SANDBOX_PATTERNS, EMPTY_DIR_PATTERN):
         yield from _below_root(host_root, tree.parts_of(pattern))
 

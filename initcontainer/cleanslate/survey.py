@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cleanslate import families, owners, procfs, protected, roles, verdicts
-from cleanslate.devices import DeviceNumbers
+from cleanslate.devices import DeviceKind, DeviceNumbers
 from cleanslate.families import Family, Links
-from cleanslate.model import DeviceKind, GpuUuid, Judgement, Owner, OwnerKind, Pid, Process
+from cleanslate.model import GpuUuid, Judgement, Owner, OwnerKind, Pid, Process
 from cleanslate.nvml import Reading
 from cleanslate.verdicts import Case, Ground
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import NamedTuple
 
-from cleanslate import names
+from cleanslate import printing
 
 DEPTH_LIMIT = 64  # directories below a root: deeper than any cache or package, and it bounds the open descriptors
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +45,7 @@ class RefusedPathError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        return f"{names.printable(self.path)}: cannot purge: {self.cause}; {self.next_step}"
+        return f"{printing.printable(self.path)}: cannot purge: {self.cause}; {self.next_step}"
 
 
 class Seen(NamedTuple):
@@ -162,9 +162,9 @@ def _stepped(fd: int, part: str, parts: Sequence[str], depth: int) -> int:
         here = joined(parts[:depth])
         real = os.path.normpath(os.path.join(here, target, *parts[depth + 1 :]))
         link = os.path.join(here, part)
-        cause_text = f"{names.printable(link)} is a symlink"
+        cause_text = f"{printing.printable(link)} is a symlink"
         raise RefusedPathError(
-            "/" + "/".join(parts), cause_text, f"give the real path, {names.printable(real)}"
+            "/" + "/".join(parts), cause_text, f"give the real path, {printing.printable(real)}"
         ) from cause
     os.close(fd)
     return below

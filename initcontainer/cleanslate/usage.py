@@ -27,12 +27,13 @@ def parse(argv: Sequence[str], verbs: Mapping[str, str]) -> tuple[str, dict[str,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"cleanslate {cleanslate.__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    # With a prog of its own argparse need not format a usage to find one, which would load half the library.
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, prog="cleanslate")
     for verb, text in verbs.items():
         what = f"{text[0].upper()}{text[1:]}."
         sub = subparsers.add_parser(verb, help=text, description=what, epilog=_EXIT_CODES, allow_abbrev=False)
         for row in ROWS:
-            if verb in row.verbs:
+            if verb in row.verbs and verb in argv[:1]:
                 _add(sub, row)
     found = vars(parser.parse_args(argv))
     verb = found.pop("verb")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cleanslate.families import Family
 from cleanslate.formats import Plan
-from cleanslate.model import GpuUuid, Judgement, Manner, Owner, OwnerKind, Pid, Process, Scope, Verdict
+from cleanslate.model import GpuUuid, Judgement, Manner, Owner, OwnerKind, Pid, Process, Verdict
+from cleanslate.settings import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,20 @@ NVML has no event for memory, so it is read at short intervals, the only sleep o
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cleanslate.gpus import GpuResult, GpuVerdict
 from cleanslate.nvml import NVML_DEADLINE_S, Nvml, Reading
 
 READ_INTERVAL_S = 0.01
+CONFIRM_INTERVAL_S = 0.005  # once a reading passes, the rest of the row comes sooner
 SESSION_S = 1.0  # a session of NVML remembers GPUs that are lost since, so none is kept longer
 _ENOUGH = frozenset({GpuResult.CLEAN, GpuResult.BUSY})
 
 Judge = Callable[[Reading], Sequence[GpuVerdict]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(NamedTuple):
     """The last reading and its verdicts. `clean`: enough readings in a row passed."""
 
     reading: Reading
@@ -28,8 +28,7 @@ class Settled:
     clean: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Patience(NamedTuple):
     """How long to wait, for how many readings in a row, and for which results there is hope.
 
     `until`: monotonic seconds. `hopeful(verdicts)`: whether waiting on may change them. `passing`: results that pass.
@@ -44,20 +43,24 @@ class Patience:
 def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled], None] = lambda _: None) -> Settled:
     """Read until `stable_reads` readings in a row pass, hope ends, or time does. `tell` hears of every reading.
 
-    The last reading that makes the row complete is one of a fresh NVML session. Blocks at most until `patience.until` and
-    what the kernel takes to kill a silent child. Raises TerminatedError if `heed_sigterm` was called.
+    Blocks at most until `patience.until` and what the kernel takes to kill a silent child. Raises TerminatedError if
+    `heed_sigterm` was called.
     """
     row, opened_at = 0, -SESSION_S
+    last: Settled | None = None
     while True:
-        fresh = time.monotonic() - opened_at >= SESSION_S or row + 1 == patience.stable_reads
+        fresh = time.monotonic() - opened_at >= SESSION_S
         opened_at = time.monotonic() if fresh else opened_at
         now = _look(nvml, judge, patience, reopen=fresh)
+        if last and now.reading.silent and time.monotonic() >= patience.until:
+            return last._replace(clean=False)  # cut short by the end of our time, not by the driver's silence
         row = row + 1 if passes(now, patience.passing) else 0
-        settled = Settled(reading=now.reading, verdicts=now.verdicts, clean=row >= patience.stable_reads)
-        tell(settled)
-        if settled.clean or not (row or patience.hopeful(settled.verdicts)) or time.monotonic() >= patience.until:
-            return settled
-        time.sleep(READ_INTERVAL_S)
+        opened_at = -SESSION_S if now.reading.failure else opened_at
+        last = now._replace(clean=row >= patience.stable_reads)
+        tell(last)
+        if last.clean or not (row or patience.hopeful(last.verdicts)) or time.monotonic() >= patience.until:
+            return last
+        time.sleep(CONFIRM_INTERVAL_S if row else READ_INTERVAL_S)
 
 
 def passes(settled: Settled, passing: frozenset[GpuResult]) -> bool:

@@ -2,15 +2,13 @@
 
 NVML may never return on a sick GPU, and reading a process's memory may wait for ever behind a stuck driver. Such calls are
 made in a child: at a deadline it is killed, and if the kernel holds it beyond SIGKILL the parent goes on without it. The
-child keeps nothing of the parent's: no terminal, no report, no descriptor but its end of one socket pair.
+child keeps nothing of the parent's: no terminal, no report, no descriptor but its ends of two pipes.
 """
 
-import ctypes
 import marshal
 import os
 import select
 import signal
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -31,7 +29,7 @@ class WorkerSilentError(Exception):
     def __init__(self, *, pid: int, deadline_s: float, stuck: bool) -> None:
         self.pid, self.deadline_s, self.stuck = pid, deadline_s, stuck
         fate = "which SIGKILL does not end" if stuck else "killed"
-        super().__init__(f"no answer in {deadline_s:g} s, child {pid} {fate}")
+        super().__init__(f"no answer in {deadline_s:.3g} s, child {pid} {fate}")
 
 
 class WorkerDiedError(Exception):
@@ -46,16 +44,19 @@ class WorkerDiedError(Exception):
 class Worker:
     """One child running `serve(request)` for each request, in order; a context manager that leaves no child behind.
 
-    An exception in `serve` ends the child. Not for a process that has threads.
+    `prepare` runs in the child before the first request. An exception in either ends the child. Not for a process that has
+    threads.
     """
 
-    def __init__(self, serve: Callable[[Message], Message]) -> None:
-        self._socket, theirs = socket.socketpair()
+    def __init__(self, serve: Callable[[Message], Message], prepare: Callable[[], None] = lambda: None) -> None:
+        their_in, self._out = os.pipe()
+        self._in, their_out = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _run_child(serve, theirs, parent)
-        theirs.close()
+            _run_child(serve, prepare, (their_in, their_out), parent)
+        os.close(their_in)
+        os.close(their_out)
         self._closed = False
 
     def __enter__(self) -> "Worker":
@@ -70,7 +71,7 @@ class Worker:
         """Put a question without waiting for its answer; `hear` gets that. Raises WorkerDiedError."""
         data = marshal.dumps(request)
         try:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            _write(self._out, _LENGTH.pack(len(data)) + data)
         except OSError as error:
             raise WorkerDiedError(pid=self.pid, status=self.close()) from error
 
@@ -92,55 +93,65 @@ class Worker:
         return self.hear(deadline_s=deadline_s)
 
     def fileno(self) -> int:
-        """The descriptor that turns readable with an answer, for poll; -1 once closed."""
-        return self._socket.fileno()
+        """The descriptor that turns readable with an answer, for poll."""
+        return self._in
 
-    def close(self) -> int | None:
-        """End the child and collect it: its wait status, or None if it outlives SIGKILL and was left to the kernel."""
+    def close(self, *, wait: bool = True) -> int | None:
+        """End the child and collect it: its wait status, or None if it outlives SIGKILL and was left to the kernel.
+
+        Without `wait` it is killed and left for init to collect: for a program that is about to end itself.
+        """
         if self._closed:
             return None
         self._closed = True
-        self._socket.close()
-        return _kill_and_reap(self.pid)
+        os.close(self._in)
+        os.close(self._out)
+        return _kill(self.pid, wait=wait)
 
     def _receive(self, size: int, until: float) -> bytes:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            self._socket.settimeout(max(until - time.monotonic(), 0.001))
-            count = self._socket.recv_into(view)
-            if count == 0:
+        poll = select.poll()
+        poll.register(self._in, select.POLLIN)
+        data = b""
+        while len(data) < size:
+            if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+                raise TimeoutError
+            more = os.read(self._in, size - len(data))
+            if not more:
                 raise EOFError
-            view = view[count:]
-        return bytes(data)
+            data += more
+        return data
 
 
-def _kill_and_reap(pid: int) -> int | None:
+def _kill(pid: int, *, wait: bool) -> int | None:
     pidfd = os.pidfd_open(pid)  # our own child and not yet collected: the pid cannot be another's
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        return os.waitpid(pid, 0)[1] if poll.poll(REAP_S * 1000) else None
+        return os.waitpid(pid, 0)[1] if poll.poll(REAP_S * 1000 if wait else 0) else None
     finally:
         os.close(pidfd)
 
 
-def _run_child(serve: Callable[[Message], Message], channel: socket.socket, parent: int) -> NoReturn:
+def _run_child(
+    serve: Callable[[Message], Message], prepare: Callable[[], None], ends: tuple[int, int], parent: int
+) -> NoReturn:
     """Everything the child ever does. Never returns into the parent's code, whatever happens."""
     try:
-        _leave_parent(channel, parent)
-        while head := channel.recv(_LENGTH.size, socket.MSG_WAITALL):
-            (length,) = _LENGTH.unpack(head)
-            answer = marshal.dumps(serve(marshal.loads(channel.recv(length, socket.MSG_WAITALL))))  # noqa: S302
-            channel.sendall(_LENGTH.pack(len(answer)) + answer)
+        _leave_parent(ends, parent)
+        prepare()
+        while head := _read(ends[0], _LENGTH.size):
+            answer = marshal.dumps(serve(marshal.loads(_read(ends[0], *_LENGTH.unpack(head)))))  # noqa: S302
+            _write(ends[1], _LENGTH.pack(len(answer)) + answer)
     except BaseException:  # noqa: BLE001 - the parent sees the child end, which is the answer
         os._exit(1)
     os._exit(0)
 
 
-def _leave_parent(channel: socket.socket, parent: int) -> None:
+def _leave_parent(ends: tuple[int, int], parent: int) -> None:
     """Die with the parent, and hold neither its terminal nor its files, even if a system call never returns."""
+    import ctypes  # in the child alone: a gate's parent starts sooner without it
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -149,6 +160,20 @@ def _leave_parent(channel: socket.socket, parent: int) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
-    keep = channel.fileno()
-    os.closerange(3, keep)
-    os.closerange(keep + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+    low, high = sorted(ends)
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """Exactly `size` bytes, or what came before the other end was closed."""
+    data = b""
+    while len(data) < size and (more := os.read(descriptor, size - len(data))):
+        data += more
+    return data
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

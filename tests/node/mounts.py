@@ -21,11 +21,12 @@ _MNT_DETACH = 2
 
 # Opens a file, and says so; then uses it only in the way that its first argument says, until its standard input ends.
 _HOLDER = """
-import ctypes, os, socket, sys
+import ctypes, os, platform, socket, sys, threading
 way, path = sys.argv[1], sys.argv[2]
 fd = os.open(path, os.O_RDWR)
-if way == "mapped":
-    libc = ctypes.CDLL(None, use_errno=True)
+started = threading.Event()
+libc = ctypes.CDLL(None, use_errno=True)
+if way in ("mapped", "mapped by a thread"):
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
     assert libc.mmap(None, 4096, 3, 1, fd, 0) not in (None, ctypes.c_void_p(-1).value)
@@ -34,8 +35,15 @@ elif way == "in flight":
     ours, theirs = socket.socketpair()
     socket.send_fds(ours, [b"x"], [fd])
     os.close(fd)
-print("ready", flush=True)
-sys.stdin.read()
+def stay():
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+if way == "mapped by a thread":
+    threading.Thread(target=lambda: (started.wait(), stay()), daemon=True).start()
+    started.set()
+    libc.syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit(2) ends the main thread alone
+stay()
 """
 NAMESPACES = {
     "the same namespaces": (),
@@ -81,7 +89,11 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def user_of(path: pathlib.Path, way: str, namespace: str = "the same namespaces") -> Iterator[subprocess.Popen[str]]:
-    """A live process that uses a file: "open", "mapped" through a descriptor that is closed, or "in flight" in a socket."""
+    """A live process that uses a file.
+
+    "open"; "mapped" through a descriptor that is closed; "mapped by a thread" that outlives its main thread; "in flight" in a
+    socket.
+    """
     command = [*NAMESPACES[namespace], sys.executable, "-c", _HOLDER, way, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

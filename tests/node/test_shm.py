@@ -146,7 +146,7 @@ def test_names_with_any_byte_are_judged_and_printed_on_one_line(root: pathlib.Pa
 
 
 SWAP_MOMENTS = {
-    "before it is opened": (lambda event, args: event == "open" and args[0] == "psm_00000001", "it is a symlink"),
+    "before it is opened": (lambda event, args: event == "open" and args[0] == "psm_00000001", ""),
     "before the lease": (lambda event, args: event == "fcntl.fcntl" and args[1] == fcntl.F_SETLEASE, "it was replaced"),
     "under the lease": (lambda event, args: event == "fcntl.fcntl" and args[1] == fcntl.F_GETLEASE, "it was replaced"),
 }
@@ -173,23 +173,25 @@ def purge_with_hook(root: pathlib.Path, is_moment: Callable[[str, Any], bool], a
 
 
 @pytest.mark.parametrize("moment", SWAP_MOMENTS)
-@pytest.mark.parametrize("newcomer", ["a symlink", "a new file"])
+@pytest.mark.parametrize("newcomer", ["a symlink", "a new file", "a FIFO"])
 def test_a_file_swapped_in_mid_purge_is_kept(
     root: pathlib.Path, tmp_path: pathlib.Path, moment: str, newcomer: str
 ) -> None:
     """Whatever takes the name between the look and the removal stays, and so does what a symlink points at."""
     canary, spare = segment(tmp_path, "canary"), root / "spare"
     segment(root, "psm_00000001")
-    spare.symlink_to(canary) if newcomer == "a symlink" else segment(root, "spare")
+    {"a symlink": lambda: spare.symlink_to(canary), "a FIFO": lambda: os.mkfifo(spare)}.get(newcomer, spare.touch)()
     is_moment, reason = SWAP_MOMENTS[moment]
     tally = purge_with_hook(root, is_moment, lambda _: os.rename(spare, root / "psm_00000001"))
     assert canary.read_bytes()
-    if newcomer == "a new file" and moment == "before it is opened":
-        assert removed(tally) == {"psm_00000001"}  # it was the newcomer that was looked at, and it is unused
-        return
-    assert (root / "psm_00000001").is_symlink() == (newcomer == "a symlink")
-    assert len(kept(tally)) == 1
-    assert reason in kept(tally)["psm_00000001"]
+    if moment == "before it is opened":  # then it is the newcomer that was looked at, and an unused file is a leftover
+        reason = f"it is {newcomer}, not a regular file"
+        if newcomer == "a new file":
+            assert removed(tally) == {"psm_00000001"}
+            return
+    assert kept(tally) == {"psm_00000001": reason}
+    assert os.listdir(root) == ["psm_00000001"]
+    assert (root / "psm_00000001").is_fifo() == (newcomer == "a FIFO")
 
 
 def test_a_symlink_swapped_in_at_the_last_moment_is_not_followed(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -243,7 +245,8 @@ def test_a_file_under_anothers_lease_is_in_use(root: pathlib.Path) -> None:
     lease.ignore_break_signal()
     with live.open("rb") as file:
         assert lease.take(file.fileno()) is lease.Lease.GRANTED
-        assert kept(purge(root)) == {"psm_00000001": "it is in use"}
+        tally = purge(root)
+    assert [record.evidence for record in tally.kept] == ["another program holds a lease on it"]
     assert live.exists()
 
 
@@ -378,18 +381,18 @@ def test_without_leases_the_slower_proof_answers_the_same(root: pathlib.Path, tm
     if not shutil.which("cc"):
         pytest.skip("needs cc: it builds a library that refuses leases")
     library = mounts.without_leases(tmp_path)
-    one, two, _ = (segment(root, f"psm_0000000{number}") for number in (1, 2, 3))
+    one, two, three, _ = (segment(root, f"psm_0000000{number}") for number in range(1, 5))
     with (
         mounts.user_of(one, "open", "another mount namespace"),
         mounts.user_of(two, "mapped", "another PID namespace"),
+        mounts.user_of(three, "mapped by a thread"),
     ):
         answer = mounts.purge_in_program(root, LD_PRELOAD=str(library))
-    assert {name: reason for name, (reason, _) in answer["kept"].items()} == dict.fromkeys(
-        ("psm_00000001", "psm_00000002"), "it is in use"
-    )
-    assert list(answer["removed"]) == ["psm_00000003"]
-    assert "weaker proof does not see descriptors in flight" in answer["removed"]["psm_00000003"]
-    assert sorted(os.listdir(root)) == ["psm_00000001", "psm_00000002"]
+    live = ["psm_00000001", "psm_00000002", "psm_00000003"]
+    assert {name: reason for name, (reason, _) in answer["kept"].items()} == dict.fromkeys(live, "it is in use")
+    assert list(answer["removed"]) == ["psm_00000004"]
+    assert "weaker proof does not see descriptors in flight" in answer["removed"]["psm_00000004"]
+    assert sorted(os.listdir(root)) == live
 
 
 def test_without_leases_a_pid_namespace_makes_the_answer_unknown(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -468,8 +471,11 @@ def test_every_engines_shared_memory_is_a_root(host: pathlib.Path) -> None:
 def test_the_multi_process_services_memory_is_no_root_under_any_path(host: pathlib.Path) -> None:
     """Neither its own directories, nor a client pod's /dev/shm that is the same filesystem, nor by request."""
     client = "/run/containerd/io.containerd.grpc.v1.cri/sandboxes/mps-client/shm"
+    other = "/run/containerd/io.containerd.grpc.v1.cri/sandboxes/mps-part/shm"
+    (host / "run/nvidia/mps/shm/part").mkdir()
     mounts.bind(host / "run/nvidia/mps/shm", host / client[1:])
-    assert client not in roots_of(host)[0]
+    mounts.bind(host / "run/nvidia/mps/shm/part", host / other[1:])
+    assert roots_of(host)[0] == ALL_ROOTS
     with pytest.raises(tree.RefusedPathError, match="multi-process service"):
         roots_of(host, "/run/nvidia/mps/shm")
 

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import os
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,8 @@ from cleanslate.model import Verdict
 
 NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: b"/" not in name and b"\0" not in name)
 NEVER_TOUCHED = [
-    "lttng-ust-wait-8", "libpod_lock", "libpod_rootless_lock_1000", "dcgm", "PostgreSQL.12", "pulse-shm-1", "mps.shm", "nvidia-mps",
+    "lttng-ust-wait-8", "libpod_lock", "libpod_rootless_lock_1000", "dcgm", "PostgreSQL.12", "pulse-shm-1", "mps.shm",
+    "nvidia-mps",
 ]  # fmt: skip
 FAMILIES = [
     ("psm_3fa2b1c0", "python-shared-memory"),
@@ -125,6 +127,32 @@ def test_any_maps_text_is_read(lines: list[bytes]) -> None:
     found = openfiles.parse_maps(b"\n".join(lines))
     good = lines.count(b"7f00-7f01 r--s 0 00:2c 6   /dev/shm/a b (deleted)")
     assert found.count((os.makedev(0, 0x2C), 6, b"a b")) >= good
+
+
+TMPFS, OVERLAY = filesystems.Filesystem.of_kind("tmpfs", 44), filesystems.Filesystem.of_kind("overlay", 45)
+
+
+@pytest.mark.parametrize(
+    ("seen", "filesystem", "used"),
+    [
+        ({"opened": {(7, 3)}}, TMPFS, True),
+        ({"opened": {(8, 3), (7, 4)}}, TMPFS, False),
+        ({"mapped": {(44, 3)}}, TMPFS, True),
+        ({"mapped": {(43, 3), (44, 4)}}, TMPFS, False),
+        ({"mapped_names": {b"x.so"}}, TMPFS, False),
+        ({"mapped_names": {b"x.so"}}, OVERLAY, True),
+        ({"mapped": {(44, 3)}, "unread": "/proc/9"}, TMPFS, True),
+        ({"unread": "/proc/9"}, TMPFS, None),
+        ({}, filesystems.UNKNOWN, None),
+    ],
+)
+def test_the_slower_proof_says_used_unused_or_unknown(
+    seen: dict[str, Any], filesystem: filesystems.Filesystem, used: bool | None
+) -> None:
+    """A device and an inode together are a file; one process unread makes every other answer unknown."""
+    sets = {key: frozenset(value) if isinstance(value, set) else value for key, value in seen.items()}
+    status = os.stat_result((0o100600, 3, 7, 1, 0, 0, 0, 0, 0, 0))
+    assert openfiles.OpenFiles(taken_s=0.0, **sets).uses(status, "x.so", filesystem) is used
 
 
 @given(st.binary(max_size=300))
