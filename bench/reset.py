@@ -51,9 +51,13 @@ def driver() -> Iterator[None]:
 
 def leak(gpu_count: int) -> dict[str, object]:
     """Starts a server and SIGKILLs its front end; returns what the server said of itself."""
-    with subprocess.Popen([sys.executable, *server_argv(gpu_count)], stdout=subprocess.PIPE, text=True) as front_end:
+    argv = [sys.executable, *server_argv(gpu_count)]
+    # Its orphans outlive a failed benchmark: they must not keep its standard error open, whose end run.py awaits.
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front_end:
         said = front_end.stdout.readline() if front_end.stdout else ""
         front_end.kill()
+    if not said:
+        raise RuntimeError(f"{' '.join(argv)}: has not started; run it by hand")
     return dict(json.loads(said))
 
 

@@ -33,18 +33,25 @@ _HOST = re.compile(r"/(?:init\.scope)?")
 
 
 def owner_of(
-    cgroup: str, *, uid: int | None = None, login_uid: int | None = None, foreign_pid_namespace: bool | None = None
+    cgroup: str,
+    *,
+    uid: int | None = None,
+    login_uid: int | None = None,
+    foreign_pid_namespace: bool | None = None,
+    own_cgroup: str = "",
 ) -> Owner:
     """The owner by the whole text of /proc/PID/cgroup. `login_uid` as /proc/PID/loginuid says it.
 
-    Unknown is an answer: an empty text, or cgroups of no known form, give OwnerKind.UNKNOWN.
+    `own_cgroup`: that of this program; where no cgroup names an owner, what shares it belongs to the side that it was
+    started on. Unknown is an answer: an empty text, or cgroups of no known form, give OwnerKind.UNKNOWN.
     """
     paths = cgroup_paths(cgroup)
     for rule in (_pod, _batch, _container, _login, _service):
         for path in paths:
             if owner := rule(path, uid):
                 return owner
-    return _by_session(cgroup, uid, login_uid, foreign_pid_namespace)
+    at_home = bool(_HOST.fullmatch(_leading_path(cgroup))) or cgroup == own_cgroup
+    return _by_session(paths if at_home else (), cgroup, uid, login_uid, foreign_pid_namespace)
 
 
 def cgroup_paths(cgroup: str) -> tuple[str, ...]:
@@ -91,16 +98,17 @@ def _service(path: str, _: int | None) -> Owner | None:
     return _owner(OwnerKind.SERVICE, found[1], path) if found else None
 
 
-def _by_session(cgroup: str, uid: int | None, login_uid: int | None, foreign: bool | None) -> Owner:
+def _by_session(
+    home: tuple[str, ...], cgroup: str, uid: int | None, login_uid: int | None, foreign: bool | None
+) -> Owner:
     """Where cgroups name no one: the root cgroup is the plain host's, if the PID namespace agrees."""
-    paths = cgroup_paths(cgroup)
-    if not paths or not _HOST.fullmatch(_leading_path(cgroup)):
-        return _owner(OwnerKind.UNKNOWN, "", paths[0] if paths else "is unreadable")
+    if not home:
+        return _owner(OwnerKind.UNKNOWN, "", next(iter(cgroup_paths(cgroup)), "is unreadable"))
     if foreign:
-        return _owner(OwnerKind.CONTAINER, "in a PID namespace of its own", paths[0])
+        return _owner(OwnerKind.CONTAINER, "in a PID namespace of its own", home[0])
     if login_uid is not None and login_uid != UNSET_LOGIN_UID:
         return Owner(kind=OwnerKind.LOGIN, name=_user(login_uid), evidence=f"login uid {login_uid}")
-    return _owner(OwnerKind.HOST, _user(uid), paths[0])
+    return _owner(OwnerKind.HOST, _user(uid), home[0])
 
 
 def _leading_path(cgroup: str) -> str:

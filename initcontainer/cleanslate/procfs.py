@@ -270,6 +270,11 @@ def wait_channel(pid: Pid) -> str:
     return "" if channel == "0" else channel
 
 
+def own_cgroup() -> str:
+    """The text of this program's own /proc/PID/cgroup."""
+    return _text("/proc/self/cgroup")
+
+
 def in_initial_pid_namespace() -> bool:
     """Whether this program sees the machine's own pids, as NVML reports them."""
     return _link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE

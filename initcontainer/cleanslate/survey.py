@@ -86,6 +86,7 @@ class _Picture:
         self.surveyor = surveyor
         self.processes = dict(scan.processes)
         self.listed = listed_gpus(reading)
+        self.lists_complete = surveyor.host_init and _lists_processes(reading)
         self.minors = _gpus_by_minor(reading)
         self.children = families.descendants({Pid(os.getpid())}, self.processes) - {Pid(os.getpid())}
         self.own = self._with_ancestors({Pid(os.getpid())})
@@ -95,6 +96,7 @@ class _Picture:
             if (process.device_numbers or pid in self.listed) and pid not in self.children
         )
         self._add_details()
+        self.own_cgroup = procfs.own_cgroup()
         found = families.families(self.processes, self.holders, host_init=surveyor.host_init)
         self.families = families.with_trackers(found, self.processes, self._links(found))
 
@@ -113,7 +115,7 @@ class _Picture:
         for pid in pids:
             fresh = procfs.with_details(self.processes[pid])
             self.processes[pid] = fresh
-        owned = {pid: owner_of(self.processes[pid]) for pid in pids}
+        owned = {pid: owner_of(self.processes[pid], self.own_cgroup) for pid in pids}
         held = {pid: self.listed.get(pid) or self._gpus_by_device(pid) for pid in pids}
         by_member = {pid: family for family in self.families for pid in family.members}
         return {pid: self._case(pid, owned, held, by_member.get(pid)) for pid in pids}
@@ -134,6 +136,7 @@ class _Picture:
             started_at_s=procfs.started_at_s(process),
             gpus=held[pid],
             nvml_listed=pid in self.listed,
+            lists_complete=self.lists_complete,
             holds_devices=bool(process.device_numbers),
             holds_uvm=None if process.device_numbers is None else self._opens(pid, DeviceKind.UVM),
             protection=self._protection(pid),
@@ -194,7 +197,7 @@ class _Picture:
 
     def _container_alive(self, process: Process) -> bool | None:
         """Whether the process stands below its container's first process; None if that can't be seen."""
-        container = owner_of(process).container
+        container = owner_of(process, self.own_cgroup).container
         seen: set[Pid] = set()
         while process.pid not in seen:
             seen.add(process.pid)
@@ -206,19 +209,20 @@ class _Picture:
             parent = procfs.with_details(parent)
             if roles.is_container_shim(parent):
                 return True
-            if owner_of(parent).container != container:
+            if owner_of(parent, self.own_cgroup).container != container:
                 return None
             process = parent
         return None
 
 
-def owner_of(process: Process) -> Owner:
+def owner_of(process: Process, own_cgroup: str) -> Owner:
     """What the process belongs to, by its details."""
     return owners.owner_of(
         process.cgroup,
         uid=process.uid,
         login_uid=process.login_uid,
         foreign_pid_namespace=process.foreign_pid_namespace,
+        own_cgroup=own_cgroup,
     )
 
 
@@ -230,6 +234,11 @@ def listed_gpus(reading: Reading) -> dict[Pid, frozenset[GpuUuid]]:
         for process in gpu.processes or ():
             found[process.pid] = found.get(process.pid, frozenset()) | uuids
     return found
+
+
+def _lists_processes(reading: Reading) -> bool:
+    """Whether NVML has told the processes of every GPU."""
+    return reading.failure is None and bool(reading.gpus) and all(gpu.processes is not None for gpu in reading.gpus)
 
 
 def _gpus_by_minor(reading: Reading) -> dict[int, frozenset[GpuUuid]]:

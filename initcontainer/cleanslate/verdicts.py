@@ -16,9 +16,10 @@ from cleanslate.settings import Scope
 class Case:
     """All that is known of one GPU-relevant process.
 
-    `gpus` it holds; `nvml_listed`: NVML lists it with a context; `holds_devices`: any NVIDIA node is open, `holds_uvm`: that
-    of CUDA contexts (None: unreadable). `started_at_s`: Unix time. `container_alive`: its container's first process lives
-    (None: unknown). `protection`: why it is protected. `family`: the server it belongs to, with that one's GPUs and owner.
+    `gpus` it holds; `nvml_listed`: NVML lists it with a context; `lists_complete`: those lists were read whole, and their
+    pids are this program's. `holds_devices`: any NVIDIA node is open, `holds_uvm`: that of CUDA contexts (None: unreadable).
+    `started_at_s`: Unix time. `container_alive`: its container's first process lives (None: unknown). `protection`: why it
+    is protected. `family`: the server it belongs to, with that one's GPUs and owner.
     """
 
     process: Process
@@ -27,6 +28,7 @@ class Case:
     parent: Process | None = None
     gpus: frozenset[GpuUuid] = frozenset()
     nvml_listed: bool = False
+    lists_complete: bool = False
     holds_devices: bool = False
     holds_uvm: bool | None = False
     protection: str | None = None
@@ -84,15 +86,9 @@ def is_dead(case: Case, _: Ground) -> Judgement | None:
 
 def is_monitor(case: Case, _: Ground) -> Judgement | None:
     """A holder without a context: NVML does not list it, nvidia-uvm is not open, and it belongs to no server."""
-    silent = case.holds_devices and case.holds_uvm is False and not case.nvml_listed and case.family is None
-    if not silent:
+    if case.holds_uvm is not False or not _has_no_context(case):
         return None
-    return Judgement(
-        verdict=Verdict.KEEP,
-        reason="a monitor, which holds no GPU memory",
-        evidence="holds NVIDIA devices but not nvidia-uvm, and NVML does not list it",
-        monitor=True,
-    )
+    return _monitor("holds NVIDIA devices but not nvidia-uvm, and NVML does not list it")
 
 
 def is_outside_the_gpus(case: Case, ground: Ground) -> Judgement | None:
@@ -135,6 +131,16 @@ def is_orphaned_worker(case: Case, _: Ground) -> Judgement | None:
     return _end(f"belongs to orphaned worker {family.head}", family.orphaned, Manner.AT_ONCE)
 
 
+def has_no_context(case: Case, ground: Ground) -> Judgement | None:
+    """With driver 580 whatever opens NVML has nvidia-uvm open too: there its complete lists alone tell monitors.
+
+    Not for a pod that is gone: what it left behind is a leftover with or without memory.
+    """
+    if not case.lists_complete or not _has_no_context(case) or _pod_leftover(case, ground):
+        return None
+    return _monitor("holds NVIDIA devices, and NVML, whose lists are complete, does not list it")
+
+
 def by_owner(case: Case, ground: Ground) -> Judgement | None:
     """Everything else is decided by whom the process belongs to."""
     return _BY_OWNER[case.owner.kind](case, ground)
@@ -148,23 +154,33 @@ RULES: tuple[Rule, ...] = (
     started_after_the_plan,
     is_condemned,
     is_orphaned_worker,
+    has_no_context,
     by_owner,
 )
 
 
 def _pod(case: Case, ground: Ground) -> Judgement:
-    owner, plan = case.owner, ground.plan
-    if plan is None:
+    if ground.plan is None:
         return _pod_without_plan(case, ground)
-    running = plan.live_pods.get(owner.name)
+    if leftover := _pod_leftover(case, ground):
+        return leftover
+    if ground.scope is Scope.ALL:
+        return _end("scope all", case.owner.evidence, _live_manner(case))
+    return _keep("belongs to a live pod", f"pod {case.owner.name} is in the plan; {case.owner.evidence}")
+
+
+def _pod_leftover(case: Case, ground: Ground) -> Judgement | None:
+    """The verdict on what a pod or container left behind that is gone by the plan."""
+    owner = case.owner
+    if owner.kind is not OwnerKind.POD or ground.plan is None:
+        return None
+    running = ground.plan.live_pods.get(owner.name)
     if running is None:
         return _end("its pod is gone", f"pod {owner.name} is not in the plan; {owner.evidence}", _leftover_manner(case))
-    if owner.container is not None and owner.container not in running:
-        why = f"container {owner.container[:12]} of pod {owner.name} is not running by the plan"
-        return _end("its container is gone", why, _leftover_manner(case))
-    if ground.scope is Scope.ALL:
-        return _end("scope all", owner.evidence, _live_manner(case))
-    return _keep("belongs to a live pod", f"pod {owner.name} is in the plan; {owner.evidence}")
+    if owner.container is None or owner.container in running:
+        return None
+    why = f"container {owner.container[:12]} of pod {owner.name} is not running by the plan"
+    return _end("its container is gone", why, _leftover_manner(case))
 
 
 def _pod_without_plan(case: Case, ground: Ground) -> Judgement:
@@ -230,6 +246,15 @@ def _live_manner(case: Case) -> Manner:
 def _leftover_manner(case: Case) -> Manner:
     tracker = case.family is not None and case.process.pid in case.family.trackers
     return Manner.SPARED if tracker else Manner.AT_ONCE
+
+
+def _has_no_context(case: Case) -> bool:
+    return case.holds_devices and not case.nvml_listed and case.family is None
+
+
+def _monitor(evidence: str) -> Judgement:
+    reason = "a monitor, which holds no GPU memory"
+    return Judgement(verdict=Verdict.KEEP, reason=reason, evidence=evidence, monitor=True)
 
 
 def _gpu_evidence(case: Case) -> str:
