@@ -20,7 +20,11 @@ def main() -> None:
         worker = nvml_worker.start()
     from cleanslate.cli import run
 
-    sys.exit(run(arguments, os.environ, worker))
+    try:
+        sys.exit(run(arguments, os.environ, worker))
+    except Exception:  # noqa: BLE001 - a fault of the program is no verdict: it must not look like one
+        sys.excepthook(*sys.exc_info())
+        sys.exit(4)
 
 
 if __name__ == "__main__":

@@ -146,20 +146,15 @@ def _publish(document: dict[str, Any], chosen: Settings) -> int:
 
 
 def _write_summary(path: str, summary: bytes) -> None:
-    # Not truncated first: the kubelet makes the file, and a full disk must not leave half a summary in it.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Put the summary into the file, or leave it empty: half a summary is none. Raises OSError with the path."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            written = os.write(descriptor, summary)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-        if written < len(summary):
-            os.ftruncate(descriptor, 0)
-            raise OSError(28, os.strerror(28), path)
-        os.ftruncate(descriptor, written)
+        while summary:
+            summary = summary[os.write(descriptor, summary) :]
     except OSError as error:
-        if error.errno != 22:  # a pipe or a terminal has no length
-            raise
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
 

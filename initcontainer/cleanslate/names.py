@@ -1,4 +1,4 @@
-"""The names of shared memory: which program's leftovers a name can be, which names are never touched, and names made printable.
+"""The names of shared memory: which program's leftovers a name can be, and which names are never touched.
 
 A name proves nothing. It only says which files are worth a proof. Names are bytes: the kernel allows every byte but `/` and NUL.
 """

@@ -7,6 +7,7 @@ hides the processes outside.
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cleanslate import filesystems
@@ -52,15 +53,22 @@ def look() -> OpenFiles:
 
     In a child, since reading the mappings of a process that hangs in a driver may never return.
     """
+    blind_spot = _blind_spot()
+    return OpenFiles(taken_s=time.monotonic(), unread=blind_spot) if blind_spot else _ask(None)
+
+
+def look_at(pids: Iterable[int]) -> OpenFiles:
+    """Look at these processes alone, now, as `look` does at all: others may use what they do not."""
+    return _ask(tuple(pids))
+
+
+def _ask(pids: tuple[int, ...] | None) -> OpenFiles:
     from cleanslate import worker  # here, since it costs imports, and most filesystems have leases
 
     now_s = time.monotonic()
-    blind_spot = _blind_spot()
-    if blind_spot:
-        return OpenFiles(taken_s=now_s, unread=blind_spot)
     try:
-        with worker.Worker(_look_beside) as child:
-            processes, opened, mapped, mapped_names, unread = child.ask(os.getpid(), deadline_s=DEADLINE_S)
+        with worker.Worker(_look_in_child) as child:
+            processes, opened, mapped, mapped_names, unread = child.ask((os.getpid(), pids), deadline_s=DEADLINE_S)
     except (worker.WorkerSilentError, worker.WorkerDiedError) as cause:
         return OpenFiles(taken_s=now_s, unread=f"looking at all processes: {cause}")
     return OpenFiles(
@@ -85,12 +93,17 @@ def _blind_spot() -> str | None:
     return None
 
 
-def _look_beside(pid: int) -> tuple[int, frozenset[Inode], frozenset[Inode], frozenset[bytes], str | None]:
-    """What OpenFiles says, in its order, without this child and the process that asks. Ends at the first unreadable one."""
+def _look_in_child(
+    request: tuple[int, tuple[int, ...] | None],
+) -> tuple[int, frozenset[Inode], frozenset[Inode], frozenset[bytes], str | None]:
+    """What OpenFiles says, in its order, of the pids asked for, or of all without this child and the process that asks."""
+    asker, asked = request
     picture = _Picture()
-    aside = {str(pid), str(os.getpid())}
-    pids = [name for name in os.listdir("/proc") if name.isdigit() and name not in aside]
-    unread = next(filter(None, map(picture.add_process, pids)), None)
+    aside = {str(asker), str(os.getpid())}
+    there = [name for name in os.listdir("/proc") if name.isdigit() and name not in aside]
+    pids = there if asked is None else [str(pid) for pid in asked]
+    problems = [problem for pid in pids if (problem := picture.add_process(pid))]
+    unread = problems[0] if problems else None
     return len(pids), frozenset(picture.opened), frozenset(picture.mapped), frozenset(picture.mapped_names), unread
 
 

@@ -30,8 +30,11 @@ class Purge:
     caches: tuple[CacheRequest, ...]
     logs: tuple[LogRequest, ...]
 
-    def carry_out(self, *, dry_run: bool, now_s: float) -> Purged:
-        """Remove what is proved unused, or only say what would be. `now_s`: Unix time for ages."""
+    def carry_out(self, *, dry_run: bool, now_s: float, ending: frozenset[int] = frozenset()) -> Purged:
+        """Remove what is proved unused, or only say what would be. `now_s`: Unix time for ages.
+
+        `ending`: pids of processes that a real run would have ended before.
+        """
         s = self.settings
         host, allow = s.host_root, s.allow_roots
         age_s = s.shm_min_age_s
@@ -43,6 +46,7 @@ class Purge:
                 dry_run=dry_run,
                 now=now_s,
                 host_root=host,
+                ending=ending,
             ),
             caches=_together(
                 bytecode.purge(self.bytecode, host, allow, dry_run=dry_run),

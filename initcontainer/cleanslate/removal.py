@@ -28,13 +28,16 @@ _USED_BY_LEASE = "the kernel refused a write lease: open, mapped or in flight in
 class Remover:
     """Removes files that are proved unused, regular, old enough and under one name. In a dry run it only says so.
 
-    `now` in seconds since the epoch; files younger than `min_age_s`, or from the future, are kept.
+    `now` in seconds since the epoch; files younger than `min_age_s`, or from the future, are kept. `ending`: pids of processes
+    that are to end; a dry run foretells that what they alone use will be removed after their end.
     """
 
     now: float
     min_age_s: float
     dry_run: bool
+    ending: frozenset[int] = frozenset()
     open_files: openfiles.OpenFiles | None = None
+    foresight: tuple[openfiles.OpenFiles, openfiles.OpenFiles] | None = None
 
     def __post_init__(self) -> None:
         lease.ignore_break_signal()
@@ -78,10 +81,27 @@ class Remover:
         if answer is lease.Lease.GRANTED:
             return self._remove(folder, name, status, _UNUSED_BY_LEASE, fd)
         if answer is lease.Lease.IN_USE:
-            return Finding(Verdict.KEEP, "it is in use", _USED_BY_LEASE, size_bytes(status))
+            return self._foretell(folder, name, status) or Finding(
+                Verdict.KEEP, "it is in use", _USED_BY_LEASE, size_bytes(status)
+            )
         if answer is lease.Lease.NOT_ALLOWED:
             return _untold(status, f"a write lease needs CAP_LEASE or the file's owner, uid {status.st_uid}")
         return self._dispose_unseen(folder, name, status)
+
+    def _foretell(self, folder: Folder, name: str, status: os.stat_result) -> Finding | None:
+        """In a dry run: what is used by processes that are to end, and as far as can be seen by no other, will go."""
+        if not (self.dry_run and self.ending):
+            return None
+        if self.foresight is None:
+            everyone = {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} - {os.getpid()}
+            self.foresight = openfiles.look_at(self.ending), openfiles.look_at(everyone - self.ending)
+        theirs, others_too = (seen.uses(status, name, folder.filesystem) for seen in self.foresight)
+        if theirs is not True or others_too:
+            return None
+        evidence = (
+            f"open or mapped {_where(status)} by none but processes that are to end; proved again after their end"
+        )
+        return Finding(Verdict.REMOVE, "its users are to end", evidence, size_bytes(status))
 
     def _dispose_unseen(self, folder: Folder, name: str, status: os.stat_result) -> Finding | None:
         """Remove it if no process is seen to have it open or mapped."""

@@ -80,7 +80,8 @@ class Run:
                 if acts:
                     survey = self._end_leftovers(nvml, survey)
                 with self.findings.timed("purge"):
-                    self.findings.purged = self.purge.carry_out(dry_run=not acts, now_s=time.time())
+                    ending = frozenset() if acts else _to_end(survey)
+                    self.findings.purged = self.purge.carry_out(dry_run=not acts, now_s=time.time(), ending=ending)
                 self._verify(nvml, survey, wait=acts)
             finally:
                 survey.close()
@@ -210,6 +211,10 @@ class Run:
 
 
 NOT_GONE = frozenset({Outcome.WOULD_END, Outcome.NOT_ENDED, Outcome.UNINTERRUPTIBLE, Outcome.UNKILLABLE})
+
+
+def _to_end(survey: Survey) -> frozenset[int]:
+    return frozenset(pid for pid, judgement in survey.judgements.items() if judgement.verdict is Verdict.END)
 
 
 def _is_tried(fate: Fate) -> bool:

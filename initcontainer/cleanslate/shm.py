@@ -17,15 +17,17 @@ def purge(
     dry_run: bool,
     now: float,
     host_root: str = "/",
+    ending: frozenset[int] = frozenset(),
 ) -> FileTally:
     """Remove the unused shared memory of known families in `roots`, paths on the node as `shmroots.find_roots` gives them.
 
     `every_family` takes unknown names too; names on the list of never-touched ones are kept all the same. Files younger than
-    `min_age_s` before `now` (seconds since the epoch) are kept. A root that cannot be read is a record.
+    `min_age_s` before `now` (seconds since the epoch) are kept. `ending`: see removal.Remover. A root that
+    cannot be read is a record.
     """
     mounts = filesystems.Mounts.read()
     ledger = Ledger(dry_run=dry_run)
-    remover = Remover(now=now, min_age_s=min_age_s, dry_run=dry_run)
+    remover = Remover(now=now, min_age_s=min_age_s, dry_run=dry_run, ending=ending)
     for root in roots:
         try:
             with tree.opened(host_root, tree.parts_of(root)) as fd:

@@ -163,9 +163,7 @@ def _stepped(fd: int, part: str, parts: Sequence[str], depth: int) -> int:
         real = os.path.normpath(os.path.join(here, target, *parts[depth + 1 :]))
         link = os.path.join(here, part)
         cause_text = f"{printing.printable(link)} is a symlink"
-        raise RefusedPathError(
-            "/" + "/".join(parts), cause_text, f"give the real path, {printing.printable(real)}"
-        ) from cause
+        raise RefusedPathError(joined(parts), cause_text, f"give the real path, {printing.printable(real)}") from cause
     os.close(fd)
     return below
 

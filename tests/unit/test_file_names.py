@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleanslate import bytecode, caches, filesystems, ledger, logs, names, openfiles, removal, tree
+from cleanslate import bytecode, caches, filesystems, ledger, logs, names, openfiles, printing, removal, tree
 from cleanslate.model import Verdict
 
 NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: b"/" not in name and b"\0" not in name)
@@ -87,22 +87,22 @@ def test_what_is_never_touched_has_no_family(name: str, rest: str) -> None:
 @given(NAMES)
 def test_a_printed_name_is_one_line_of_valid_text(name: bytes) -> None:
     """Whatever the bytes, it can be written to a terminal and to JSON."""
-    text = names.printable(name)
+    text = printing.printable(name)
     assert text.isprintable()
     assert text.encode("utf-8")
-    assert names.printable(os.fsdecode(name)) == text
+    assert printing.printable(os.fsdecode(name)) == text
 
 
 @given(NAMES, NAMES)
 def test_two_names_never_look_the_same(one: bytes, other: bytes) -> None:
     """Nobody can hide a file behind another's name."""
-    assert (names.printable(one) == names.printable(other)) == (one == other)
+    assert (printing.printable(one) == printing.printable(other)) == (one == other)
 
 
 @given(st.text(st.sampled_from("\\x0a\n\x85\xff\udcff\u2028u"), min_size=1))
 def test_an_escape_cannot_be_forged(text: str) -> None:
     """A name that spells an escape prints otherwise than the byte that the escape stands for."""
-    assert os.fsencode(text) == _unprinted(names.printable(text))
+    assert os.fsencode(text) == _unprinted(printing.printable(text))
 
 
 def _unprinted(text: str) -> bytes:

@@ -1,0 +1,57 @@
+"""One process that calls itself something and may hold simulated GPUs: a worker, an impostor, a program that never dies.
+
+Prints its pid (of its PID namespace) when it is what it was told to be, and stays until a signal ends it.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import setproctitle
+
+import namespaces
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from gpusim import holder
+
+
+def main() -> None:
+    """Becomes what the options say."""
+    options = _parse()
+    if options.title:
+        setproctitle.setproctitle(options.title)
+    if options.comm:
+        namespaces.set_comm(options.comm)
+    if options.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    held = holder.hold(Path(options.driver), Path("/dev"), {gpu: options.gpu_bytes for gpu in options.gpu})
+    print(os.getpid(), flush=True)
+    if options.storm:
+        _storm()
+    while held:
+        signal.pause()
+
+
+def _storm() -> None:
+    """Forks and ends without a pause: the same worker under a new pid each time, and never the one just seen."""
+    while True:
+        if os.fork():
+            os._exit(0)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--title")
+    parser.add_argument("--comm")
+    parser.add_argument("--driver", default="")
+    parser.add_argument("--gpu", type=int, action="append", default=[])
+    parser.add_argument("--gpu-bytes", type=int, default=1 << 30)
+    parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--storm", action="store_true", help="flee from pid to pid")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
