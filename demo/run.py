@@ -26,8 +26,8 @@ def step(number: int, text: str) -> None:
     say(bold(f"{number}. {text}"))
 
 
-def make_a_mess(place: places.Place) -> None:
-    """A server whose front end dies and leaves the rest of it behind."""
+def make_a_mess(place: places.Place) -> str:
+    """A server whose front end dies and leaves the rest of it behind; the name of its shared memory."""
     step(1, "A server starts: a front end, an engine, two workers that hold GPU memory, shared memory.")
     server = place.start_server()
     workers = ", ".join(str(pid) for pid in server["workers"])
@@ -36,6 +36,15 @@ def make_a_mess(place: places.Place) -> None:
     )
     step(2, f"Its front end is killed (SIGKILL to {server['front_end']}), as when memory runs out. The rest lives on.")
     place.kill_front_end()
+    return str(server["segment"])
+
+
+def list_shared_memory(place: places.Place) -> str:
+    """Shows what lies in /dev/shm; the names."""
+    say("   $ ls /dev/shm")
+    names = place.run("ls", "/dev/shm")[1].strip()
+    say(f"   {names or '(nothing)'}")
+    return names
 
 
 def cleanslate(place: places.Place, *arguments: str) -> int:
@@ -53,15 +62,16 @@ def tell(place: places.Place) -> list[str]:
     """The whole story; what went otherwise than it should."""
     say(bold("Clean Slate, a demonstration"))
     say(place.title)
-    make_a_mess(place)
+    segment = make_a_mess(place)
     step(3, "What is left over? inspect changes nothing. Exit 3 says: not clean.")
-    before = cleanslate(place, "inspect", *place.arguments)
+    before = cleanslate(place, "inspect", "--shm-min-age", "0", *place.arguments)
     step(4, "The reset ends and removes what is left over, nothing else, and measures.")
     reset = cleanslate(place, "reset", "--shm-min-age", "0", *place.arguments)
     step(5, "And now? Exit 0 says: measured, and clean.")
     after = cleanslate(place, "inspect", *place.arguments)
     expected = (("the first inspect", before, 3), ("the reset", reset, 0), ("the second inspect", after, 0))
-    return [f"{what} ended with {code}, expected {wanted}" for what, code, wanted in expected if code != wanted]
+    wrong = [f"{what} ended with {code}, expected {wanted}" for what, code, wanted in expected if code != wanted]
+    return wrong + ([f"/dev/shm/{segment} is still there"] if segment in list_shared_memory(place) else [])
 
 
 def main() -> int:

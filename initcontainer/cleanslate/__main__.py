@@ -13,7 +13,7 @@ def main() -> None:
 
         sys.exit(idle())
     worker = None
-    if arguments[:1] == ["gate"] and not {"-h", "--help"} & set(arguments):
+    if arguments[:1] in (["gate"], ["inspect"], ["reset"]) and not {"-h", "--help"} & set(arguments):
         # NVML loads in its child while the rest of the program loads here.
         from cleanslate import nvml_worker
 

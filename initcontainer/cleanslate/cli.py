@@ -53,7 +53,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], worker: Worker | None =
 def _carry_out(chosen: Settings, environ: Mapping[str, str], worker: Worker | None) -> int:
     started_at_s, start = time.time(), time.monotonic()
     try:
-        parts = _gate(chosen, worker) if chosen.verb == "gate" else _node(chosen, environ)
+        parts = _gate(chosen, worker) if chosen.verb == "gate" else _node(chosen, environ, worker)
     except _Leave as leave:
         if leave.code == USAGE:
             raise
@@ -82,13 +82,17 @@ def _gate(chosen: Settings, worker: Worker | None) -> dict[str, Any]:
     }
 
 
-def _node(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
+def _node(chosen: Settings, environ: Mapping[str, str], worker: Worker | None) -> dict[str, Any]:
     # What only a look at the whole node needs is not loaded by a gate, whose start is on every server's path.
+    import resource
+
     from cleanslate import procfs, purge, tree
     from cleanslate.nodereport import parts_of
     from cleanslate.reset import Run
 
     _check_rights(chosen, hidden=procfs.hides_processes())
+    # A descriptor pins each process that matters, and after a fork storm there may be thousands.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     warnings: list[str] = []
     plan = _read_plan(chosen.plan)
     try:
@@ -99,7 +103,7 @@ def _node(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
         raise _Leave(REFUSED, str(error)) from error
     except OSError as error:
         raise _Leave(REFUSED, f"--host-root={chosen.host_root}: cannot open: {error.strerror}") from error
-    findings = Run(chosen, plan, prepared).carry_out()
+    findings = Run(chosen, plan, prepared).carry_out(worker)
     findings.warnings[:0] = warnings
     return parts_of(findings, chosen)
 

@@ -78,7 +78,8 @@ def _holder(pid: int) -> Holder:
     from cleanslate import procfs, protected
     from cleanslate.model import Pid
 
-    stat = procfs.read_stat(Pid(pid))
+    # Another PID namespace has processes of the same numbers, which are not meant.
+    stat = procfs.read_stat(Pid(pid)) if procfs.in_initial_pid_namespace() else None
     if stat is None:
         return Holder(pid=pid, title="?", owner="not visible from here", harmless=True)
     process = procfs.with_details(procfs.bare(stat))

@@ -58,7 +58,7 @@ def _add_listed(
     for process in gpu.processes or ():
         if process.pid in cases or gpu.uuid is None:
             continue
-        name = name_of(process.pid)
+        name = name_of(process.pid) if all_visible else None
         if name is None and all_visible:
             continue
         seen = "of unknown owner" if name else "not visible from this PID namespace"

@@ -1,6 +1,7 @@
 """The child in which NVML is asked: its start, apart from `nvml.py` so that it can come before everything else.
 
-A gate is on every server's path: it starts this child first, and loads the rest of itself while the child loads NVML.
+The program starts this child first, and loads the rest of itself while the child loads NVML: a gate is on every server's
+path.
 """
 
 from cleanslate.worker import Message, Worker

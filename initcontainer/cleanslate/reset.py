@@ -20,6 +20,7 @@ from cleanslate.settings import Settings
 from cleanslate.survey import Survey, Surveyor
 from cleanslate.verdicts import Case, Ground
 from cleanslate.verify import Patience
+from cleanslate.worker import Worker
 
 ROUND_LIMIT = 5  # a supervisor that respawns its workers this often has to be ended by whoever runs it
 
@@ -70,11 +71,14 @@ class Run:
         self.host_init = procfs.in_initial_pid_namespace()
         self.expected = settings.expect_gpus or devices.count_gpus() or devices.count_nodes(settings.host_root) or None
 
-    def carry_out(self) -> Findings:
-        """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does."""
+    def carry_out(self, worker: Worker | None = None) -> Findings:
+        """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does.
+
+        `worker`: for NVML, if one was started already.
+        """
         library = self.settings.nvml_library or find_library(self.settings.host_root)
         acts = self.settings.verb == "reset" and not self.settings.dry_run
-        with Nvml(library) as nvml:
+        with Nvml(library, worker) as nvml:
             survey = self._survey(nvml)
             try:
                 if acts:

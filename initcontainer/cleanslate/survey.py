@@ -22,7 +22,7 @@ class Survey:
     """One picture. `pidfds` pin the identity of every case; close() lets them go.
 
     `silent`: processes that did not answer. `unreadable`: how many descriptors tables could not be read. `unsettled`:
-    processes whose parent kept changing, on which no verdict was given.
+    processes whose parent or name kept changing, on which no verdict was given.
     """
 
     processes: Mapping[Pid, Process]
@@ -85,7 +85,7 @@ class _Picture:
     def __init__(self, surveyor: Surveyor, scan: procfs.Scan, reading: Reading) -> None:
         self.surveyor = surveyor
         self.processes = dict(scan.processes)
-        self.listed = listed_gpus(reading)
+        self.listed = {pid: gpus for pid, gpus in listed_gpus(reading).items() if self._is_meant(pid)}
         self.lists_complete = surveyor.host_init and _lists_processes(reading)
         self.minors = _gpus_by_minor(reading)
         self.children = families.descendants({Pid(os.getpid())}, self.processes) - {Pid(os.getpid())}
@@ -99,6 +99,11 @@ class _Picture:
         self.own_cgroup = procfs.own_cgroup()
         found = families.families(self.processes, self.holders, host_init=surveyor.host_init)
         self.families = families.with_trackers(found, self.processes, self._links(found))
+
+    def _is_meant(self, pid: Pid) -> bool:
+        """Whether a pid that NVML lists is this /proc's: it names the machine's pids, and another namespace has its own."""
+        process = self.processes.get(pid)
+        return process is not None and (self.surveyor.host_init or bool(process.device_numbers))
 
     def relevant(self) -> frozenset[Pid]:
         """Holders, servers' families, and what stands below a holder, unless that is a service or a mere monitor."""
@@ -251,7 +256,7 @@ def _gpus_by_minor(reading: Reading) -> dict[int, frozenset[GpuUuid]]:
 
 
 def _pin(wanted: Iterable[Pid], processes: Mapping[Pid, Process]) -> tuple[dict[Pid, int], tuple[Pid, ...]]:
-    """A pidfd for each process that still is the one scanned, and the pids of those whose parent changed since.
+    """A pidfd for each process that still is the one scanned, and the pids of those whose parent or name changed since.
 
     Opened before the details for the verdict are read: from here on a reused pid cannot be taken for it.
     """
@@ -263,7 +268,7 @@ def _pin(wanted: Iterable[Pid], processes: Mapping[Pid, Process]) -> tuple[dict[
         except ProcessLookupError:
             continue
         seen, now = processes[pid], procfs.read_stat(pid)
-        if now is not None and now.start_ticks == seen.start_ticks and now.ppid == seen.ppid:
+        if now is not None and (now.start_ticks, now.ppid, now.comm) == (seen.start_ticks, seen.ppid, seen.comm):
             pidfds[pid] = pidfd
             continue
         os.close(pidfd)

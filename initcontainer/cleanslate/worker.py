@@ -163,7 +163,7 @@ def _leave_parent(ends: tuple[int, int], parent: int) -> None:
     low, high = sorted(ends)
     os.closerange(3, low)
     os.closerange(low + 1, high)
-    os.closerange(high + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+    os.closerange(high + 1, min(max(os.sysconf("SC_OPEN_MAX"), 1 << 16), 1 << 20))
 
 
 def _read(descriptor: int, size: int) -> bytes:

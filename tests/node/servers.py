@@ -14,6 +14,7 @@ from node.running import Running
 BIN = "/run/bin"  # the front end is known by its command line: python …/vllm serve …
 GIB = 1 << 30
 LAUNCHERS = ("direct", "bash", "subreaper", "subreaper-session", "nohup")
+SHELL = ("bash", "-c", '"$@"; true', "bash")  # a shell that starts a command and waits for it
 _COMMANDS = {"vllm": "vllm", "sglang": "sglang", "untitled": "vllm"}
 
 
@@ -98,6 +99,28 @@ def tree(
         )
 
 
+@contextmanager
+def leak(machine: Machine, **how: Any) -> Iterator[Tree]:
+    """A server as in `tree`, whose front end was SIGKILLed: its engine is under another parent."""
+    with tree(machine, **how) as leaked:
+        leaked.kill_front_end()
+        machine.wait_until(lambda: machine.parent(leaked.engine) != leaked.front_end, "another parent of the engine")
+        yield leaked
+
+
+@contextmanager
+def role(
+    machine: Machine, *options: str, gpus: Sequence[int] = (), under: Sequence[str] = (), **how: Any
+) -> Iterator[int]:
+    """The pid of one process as in programs/role.py, which holds `gpus`; `under`: a command that starts it."""
+    command = [*under, sys.executable, str(PROGRAMS / "role.py"), "--driver", DRIVER_DIRECTORY, *options]
+    for gpu in gpus:
+        command += ["--gpu", str(gpu)]
+    with machine.popen(*command, **how) as running:
+        pid = int(running.readline())
+        yield machine.pid_of(pid, running.pid) if how.get("container") or how.get("inside") else pid
+
+
 def _front_end(machine: Machine, method: str, tensor_parallel: int, titles: str) -> list[str]:
     name = _COMMANDS[titles]
     machine.path(BIN).mkdir(exist_ok=True)
@@ -114,7 +137,7 @@ def _launched(command: list[str], launcher: str) -> list[str]:
     subreaper = [sys.executable, str(PROGRAMS / "subreaper.py")]
     prefixes = {
         "direct": [],
-        "bash": ["bash", "-c", '"$@"; true', "bash"],
+        "bash": SHELL,
         "subreaper": subreaper,
         "subreaper-session": [*subreaper, "--new-session"],
         "nohup": ["bash", "-c", 'nohup setsid "$@" < /dev/null & ', "bash"],

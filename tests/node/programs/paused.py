@@ -5,7 +5,6 @@
 """
 
 import importlib
-import os
 import runpy
 import sys
 from collections.abc import Callable

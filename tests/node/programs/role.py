@@ -9,9 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-import setproctitle
-
 import namespaces
+import setproctitle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gpusim import holder
@@ -26,11 +25,16 @@ def main() -> None:
         namespaces.set_comm(options.comm)
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    held = holder.hold(Path(options.driver), Path("/dev"), {gpu: options.gpu_bytes for gpu in options.gpu})
+    amounts = dict.fromkeys(options.gpu, options.gpu_bytes)
+    held = holder.hold(Path(options.driver), Path("/dev"), amounts) if amounts else None
     print(os.getpid(), flush=True)
     if options.storm:
         _storm()
-    while held:
+    _stay(held)
+
+
+def _stay(_: object) -> None:
+    while True:
         signal.pause()
 
 
