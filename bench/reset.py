@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pynvml
 
 import figures
 import gpus
+import leak
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -23,11 +23,6 @@ RESET = [sys.executable, "-m", "cleanslate", "reset", "--shm-min-age", "0", "--o
 ROUNDS = 5
 NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
 OWN_SHM = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec bash bench/shell_line.sh"
-
-
-def server_argv(gpu_count: int) -> list[str]:
-    """The server's arguments, without the interpreter."""
-    return [str(ROOT / "demo" / "server.py"), str(WORKERS), str(GIB_EACH * gpus.GIB), str(gpu_count)]
 
 
 def used_bytes() -> int:
@@ -49,16 +44,11 @@ def driver() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def leak(gpu_count: int) -> dict[str, object]:
-    """Starts a server and SIGKILLs its front end; returns what the server said of itself."""
-    argv = [sys.executable, *server_argv(gpu_count)]
-    # Its orphans outlive a failed benchmark: they must not keep its standard error open, whose end run.py awaits.
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front_end:
-        said = front_end.stdout.readline() if front_end.stdout else ""
-        front_end.kill()
-    if not said:
-        raise RuntimeError(f"{' '.join(argv)}: has not started; run it by hand")
-    return dict(json.loads(said))
+def leaked(gpu_count: int) -> leak.Leak:
+    """A server whose front end has just died."""
+    server = leak.Leak(WORKERS, GIB_EACH * gpus.GIB, gpu_count)
+    server.kill_front_end()
+    return server
 
 
 def check_gone(idle_bytes: int) -> None:
@@ -71,10 +61,10 @@ def check_gone(idle_bytes: int) -> None:
 
 def by_reset(gpu_count: int, idle_bytes: int) -> float:
     """The program, from start to exit."""
-    leak(gpu_count)
-    elapsed_s, said = figures.timed(RESET)
-    check_gone(idle_bytes)
-    print(f"reset: timings {json.loads(said)['timings']}", file=sys.stderr)
+    with leaked(gpu_count):
+        elapsed_s, said = figures.timed(RESET)
+        check_gone(idle_bytes)
+    print(f"reset: {elapsed_s:.3f} s, timings {json.loads(said)['timings']}", file=sys.stderr)
     return elapsed_s
 
 
@@ -83,7 +73,7 @@ def by_shell_line(gpu_count: int) -> float:
     python3 = pathlib.Path(sys.executable).with_name("python3")  # by this name it meets the line's pattern
     settings = {
         "BENCH_PYTHON": str(python3 if python3.exists() else sys.executable),
-        "BENCH_SERVER": " ".join(server_argv(gpu_count)),
+        "BENCH_SERVER": " ".join([leak.SERVER, str(WORKERS), str(GIB_EACH * gpus.GIB), str(gpu_count)]),
         "BENCH_SOURCES": str(ROOT / "initcontainer"),
     }
     said = subprocess.run(
@@ -99,19 +89,14 @@ def by_shell_line(gpu_count: int) -> float:
 
 def by_driver(gpu_count: int, idle_bytes: int) -> float:
     """SIGKILL to all of the leak at once, and the time until the driver has freed the memory."""
-    server = leak(gpu_count)
-    pids = [int(str(server["engine"])), *(int(pid) for pid in server["workers"])]  # type: ignore[attr-defined]
-    descriptors = [os.pidfd_open(pid) for pid in pids]
-    with driver():
-        begun = time.perf_counter()
-        for descriptor in descriptors:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        while used_bytes() > idle_bytes:
-            select.select([], [], [], 0.001)
-        elapsed_s = time.perf_counter() - begun
-    for descriptor in descriptors:
-        os.close(descriptor)
-    await_unlinked(str(server["segment"]))
+    with leaked(gpu_count) as server:
+        with driver():
+            begun = time.perf_counter()
+            server.kill_the_rest()
+            while used_bytes() > idle_bytes:
+                select.select([], [], [], 0.001)
+            elapsed_s = time.perf_counter() - begun
+        await_unlinked(server.segment)
     return elapsed_s
 
 

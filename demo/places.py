@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SERVER = str(ROOT / "demo" / "server.py")
+sys.path.insert(0, str(ROOT / "bench"))
+
+import leak
+
 PYTHONPATH = f"{ROOT / 'initcontainer'}:{ROOT / 'tests'}"
 GIB = 1 << 30
 IDLE_BYTES = 64 << 20
@@ -45,7 +48,7 @@ class Simulated:
 
     def start_server(self) -> dict[str, Any]:
         """In the machine; the engine and its workers will go to its PID 1."""
-        argv = [sys.executable, SERVER, "2", str(40 * GIB), "2"]
+        argv = [sys.executable, leak.SERVER, "2", str(40 * GIB), "2"]
         self._front_end = self._machine.popen(*argv, env={"PYTHONPATH": PYTHONPATH})
         return dict(json.loads(self._front_end.readline()))
 
@@ -63,24 +66,22 @@ class Simulated:
 class Real:
     """This machine, with its idle GPUs and a /dev/shm of our own."""
 
-    def __init__(self, gpus: list[tuple[int, str]]) -> None:
+    def __init__(self, gpus: list[tuple[int, str]], ours: contextlib.ExitStack) -> None:
         self.title = "on the real GPUs " + ", ".join(f"{index} ({name})" for index, name in gpus)
         self.arguments = tuple(word for index, _ in gpus for word in ("--gpu", str(index)))
         self._count = len(gpus)
-        self._front_end: subprocess.Popen[str] | None = None
+        self._ours = ours
+        self._leak: leak.Leak | None = None
 
     def start_server(self) -> dict[str, Any]:
         """Two workers with 4 GiB each, on one or two GPUs."""
-        argv = [sys.executable, SERVER, "2", str(4 * GIB), str(self._count)]
-        self._front_end = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        said = self._front_end.stdout.readline() if self._front_end.stdout else ""
-        return dict(json.loads(said))
+        self._leak = self._ours.enter_context(leak.Leak(2, 4 * GIB, self._count))
+        return self._leak.said
 
     def kill_front_end(self) -> None:
         """As the kernel would."""
-        if self._front_end is not None:
-            self._front_end.kill()
-            self._front_end.wait()
+        if self._leak is not None:
+            self._leak.kill_front_end()
 
     def run(self, *argv: str) -> tuple[int, str]:
         """On this machine."""
@@ -117,7 +118,8 @@ def place() -> Iterator[Place]:
         gpus = idle_gpus()
         if not gpus:
             raise RuntimeError("GPU 0 is in use; the demonstration needs an idle one")
-        yield Real(gpus)
+        with contextlib.ExitStack() as ours:  # whatever the reset leaves, the demonstration takes with it
+            yield Real(gpus, ours)
         return
     sys.path.insert(0, str(ROOT / "tests"))
     from gpusim import hardware

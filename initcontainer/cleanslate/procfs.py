@@ -17,7 +17,7 @@ from cleanslate.worker import Message, Worker, WorkerDiedError, WorkerSilentErro
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 SCAN_DEADLINE_S = 5.0  # for one batch of processes; it takes milliseconds
 _BATCH = 64
-_MAX_WORKERS = 4
+_MAX_WORKERS = 8
 _ALONE_BELOW = 400  # fewer processes than this are read sooner by one child than shared out
 _TEXT_LIMIT = 4096
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -154,24 +154,43 @@ def _scan_one(pid: Pid, numbers: DeviceNumbers) -> Message:
 
 def _nvidia_numbers(pid: Pid, numbers: DeviceNumbers) -> tuple[int, ...] | None:
     """Device numbers of NVIDIA's that the process has open; None if its descriptors can't be read."""
-    nodes, majors, found = numbers.nodes, numbers.majors, set()
     try:
         folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        for name in os.listdir(folder):
-            try:
-                number = os.stat(name, dir_fd=folder).st_rdev
-            except OSError:
-                continue  # closed in between
-            if number and (number in nodes or os.major(number) in majors):
-                found.add(number)
+        opened = _device_numbers(folder)
     except OSError:
         return None
     finally:
         os.close(folder)
-    return tuple(found)
+    nodes, majors = numbers.nodes, numbers.majors
+    return tuple(number for number in opened if number in nodes or os.major(number) in majors)
+
+
+def _device_numbers(folder: int) -> set[int]:
+    """The device numbers of everything open in a /proc/PID/fd, 0 for what is no device.
+
+    Since Linux 6.2 the directory's size is the count of descriptors, and most tables are dense: then the kernel is spared a
+    listing, which costs it as much again. Where that does not find them all, the rest is listed.
+    """
+    count = os.fstat(folder).st_size
+    opened, found = _stat_each(folder, map(str, range(count)))
+    if found < count or not count:
+        rest = (name for name in os.listdir(folder) if int(name) >= count)
+        opened |= _stat_each(folder, rest)[0]
+    return opened
+
+
+def _stat_each(folder: int, names: Iterable[str]) -> tuple[set[int], int]:
+    stat, opened, found = os.stat, set(), 0
+    for name in names:
+        try:
+            opened.add(stat(name, dir_fd=folder).st_rdev)
+        except FileNotFoundError:
+            continue  # not in use, or closed in between
+        found += 1
+    return opened, found
 
 
 def bare(stat: Stat, argv: tuple[str, ...] = (), device_numbers: frozenset[int] | None = None) -> Process:

@@ -149,7 +149,7 @@ class Machine(Processes):
 
         A prefix `pids:`, `systemd:` or `unified:` makes it in that hierarchy alone, as on a host with only one version.
         """
-        only, _, path = path.rpartition(":")
+        only, _, path = ("", "", path) if path.startswith("/") else path.partition(":")
         names = [only] if only else sorted(self.names("/sys/fs/cgroup") - {"freezer"})
         directories = [f"/sys/fs/cgroup/{name}{path}" for name in names]
         for directory in directories:

@@ -28,8 +28,7 @@ def main() -> None:
     amounts = dict.fromkeys(options.gpu, options.gpu_bytes)
     held = holder.hold(Path(options.driver), Path("/dev"), amounts) if amounts else None
     print(os.getpid(), flush=True)
-    if options.storm:
-        _storm()
+    _storm(options.storm)
     _stay(held)
 
 
@@ -38,11 +37,16 @@ def _stay(_: object) -> None:
         signal.pause()
 
 
-def _storm() -> None:
-    """Forks and ends without a pause: the same worker under a new pid each time, and never the one just seen."""
-    while True:
-        if os.fork():
-            os._exit(0)
+def _storm(width: int) -> None:
+    """Forks without a pause until it has so many children, and replaces each that dies, for ever."""
+    children: set[int] = set()
+    while width:
+        if len(children) >= width:
+            children.discard(os.wait()[0])
+        child = os.fork()
+        if child == 0:
+            _stay(None)
+        children.add(child)
 
 
 def _parse() -> argparse.Namespace:
@@ -53,7 +57,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--gpu", type=int, action="append", default=[])
     parser.add_argument("--gpu-bytes", type=int, default=1 << 30)
     parser.add_argument("--ignore-term", action="store_true")
-    parser.add_argument("--storm", action="store_true", help="flee from pid to pid")
+    parser.add_argument("--storm", type=int, default=0, help="fork, and keep so many children alive")
     return parser.parse_args()
 
 
