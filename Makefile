@@ -27,7 +27,8 @@ test: check test-vllm ## everything that needs no GPU: check and test-vllm
 	@echo "test: PASSED: everything that needs no GPU"
 
 test-vllm: setup ## the program against a real vLLM server (installs its CPU build once: 6 GB, minutes)
-	$(PYTHON) -m pytest tests/vllm -m vllm
+	@$(PYTHON) tests/vllm/install.py >/dev/null || [ $$? -eq 77 ]
+	$(PYTHON) -m pytest tests/vllm -m vllm -s
 
 test-gpu: ## the program against a real NVIDIA GPU: needs the driver and PyTorch, nothing else
 	@.ci/test-gpu
@@ -38,4 +39,4 @@ bench: setup ## measure against what people use today and print the table of rat
 clean: ## remove what was made in this folder (.venv, caches); the cache under your home stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	@echo "clean: kept $${CLEANSLATE_CACHE:-$$HOME/.cache/cleanslate} (built libraries, vLLM); remove it by hand if wanted"
+	@echo "clean: kept $${CLEANSLATE_BUILD_CACHE:-$$HOME/.cache/cleanslate} (built libraries, vLLM); remove it by hand if wanted"

@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cleanslate.devices import DeviceNumbers
 from cleanslate.model import Pid, Process
@@ -20,12 +21,12 @@ _BATCH = 64
 _MAX_WORKERS = 8
 _ALONE_BELOW = 400  # fewer processes than this are read sooner by one child than shared out
 _TEXT_LIMIT = 4096
+_ARGUMENTS = 16  # more than any role is told by
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
+class Stat(NamedTuple):
     """The fields of /proc/PID/stat that matter here; proc_pid_stat(5)."""
 
     pid: Pid
@@ -68,9 +69,10 @@ def parse_stat(text: bytes) -> Stat:
 
 
 def parse_cmdline(data: bytes) -> tuple[str, ...]:
-    """The arguments in /proc/PID/cmdline; a title set by setproctitle is one argument without its padding."""
+    """The first arguments in /proc/PID/cmdline; a title set by setproctitle is one argument without its padding."""
     stripped = data.rstrip(b"\0")
-    return tuple(os.fsdecode(part) for part in stripped.split(b"\0")) if stripped else ()
+    parts = stripped.split(b"\0")[:_ARGUMENTS] if stripped else []
+    return tuple(os.fsdecode(part) for part in parts)
 
 
 def parse_status(text: str) -> dict[str, str]:
@@ -101,7 +103,7 @@ def scan(numbers: DeviceNumbers) -> Scan:
     for answer, lost in _share_out(pids, count, numbers):
         rows += answer
         silent += lost
-    return Scan(processes={row[0]: _process(row) for row in rows}, silent=tuple(silent))
+    return Scan(processes={row[0][0]: _process(row) for row in rows}, silent=tuple(silent))
 
 
 def _share_out(pids: Sequence[Pid], count: int, numbers: DeviceNumbers) -> Iterator[tuple[list[Message], list[Pid]]]:
@@ -145,11 +147,11 @@ def _first_ready(crew: Iterable[Worker]) -> Worker:
 
 def _scan_one(pid: Pid, numbers: DeviceNumbers) -> Message:
     try:
-        stat = _read(f"/proc/{pid}/stat", 1024)
-        cmdline = _read(f"/proc/{pid}/cmdline", _TEXT_LIMIT)
-    except OSError:
+        stat = parse_stat(_read(f"/proc/{pid}/stat", 1024))
+        argv = parse_cmdline(_read(f"/proc/{pid}/cmdline", _TEXT_LIMIT))
+    except (OSError, ValueError):
         return None
-    return pid, stat, cmdline, _nvidia_numbers(pid, numbers)
+    return tuple(stat), argv, _nvidia_numbers(pid, numbers)
 
 
 def _nvidia_numbers(pid: Pid, numbers: DeviceNumbers) -> tuple[int, ...] | None:
@@ -213,8 +215,8 @@ def bare(stat: Stat, argv: tuple[str, ...] = (), device_numbers: frozenset[int] 
 
 
 def _process(row: Message) -> Process:
-    _, stat_text, cmdline, numbers = row
-    return bare(parse_stat(stat_text), parse_cmdline(cmdline), None if numbers is None else frozenset(numbers))
+    stat, argv, numbers = row
+    return bare(Stat(*stat), argv, None if numbers is None else frozenset(numbers))
 
 
 def with_details(process: Process) -> Process:

@@ -50,7 +50,11 @@ class Remover:
             return _not_opened(folder, name, cause)
         try:
             status = os.fstat(fd)
-            return self._unfit(status) or self._dispose_unused(folder, name, fd, status)
+            return (
+                self._foretell(folder, name, status)
+                or self._unfit(status)
+                or self._dispose_unused(folder, name, fd, status)
+            )
         except OSError as cause:
             return Finding(Verdict.KEEP, "it cannot be examined", cause.strerror or str(cause))
         finally:
@@ -81,16 +85,14 @@ class Remover:
         if answer is lease.Lease.GRANTED:
             return self._remove(folder, name, status, _UNUSED_BY_LEASE, fd)
         if answer is lease.Lease.IN_USE:
-            return self._foretell(folder, name, status) or Finding(
-                Verdict.KEEP, "it is in use", _USED_BY_LEASE, size_bytes(status)
-            )
+            return Finding(Verdict.KEEP, "it is in use", _USED_BY_LEASE, size_bytes(status))
         if answer is lease.Lease.NOT_ALLOWED:
             return _untold(status, f"a write lease needs CAP_LEASE or the file's owner, uid {status.st_uid}")
         return self._dispose_unseen(folder, name, status)
 
     def _foretell(self, folder: Folder, name: str, status: os.stat_result) -> Finding | None:
         """In a dry run: what is used by processes that are to end, and as far as can be seen by no other, will go."""
-        if not (self.dry_run and self.ending):
+        if not (self.dry_run and self.ending and stat.S_ISREG(status.st_mode)):
             return None
         if self.foresight is None:
             everyone = {int(pid) for pid in os.listdir("/proc") if pid.isdigit()} - {os.getpid()}

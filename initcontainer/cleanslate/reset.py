@@ -22,7 +22,7 @@ from cleanslate.verdicts import Case, Ground
 from cleanslate.verify import Patience
 from cleanslate.worker import Worker
 
-ROUND_LIMIT = 5  # a supervisor that respawns its workers this often has to be ended by whoever runs it
+ROUND_LIMIT = 10  # a supervisor that respawns its workers this often has to be ended by whoever runs it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +226,16 @@ def _is_tried(fate: Fate) -> bool:
 
 
 def _fate_at_sight(case: Case, judgement: Judgement) -> Fate:
-    if case.process.is_zombie:
-        parent = f"{case.process.ppid} ({case.parent.comm})" if case.parent else str(case.process.ppid)
-        message = f"pid {case.process.pid} ({case.process.comm}): a zombie, its parent {parent} does not collect it; end that one"
-        return Fate(outcome=Outcome.ZOMBIE, message=message)
+    process = case.process
+    if process.is_zombie:
+        parent = f"{process.ppid} ({case.parent.comm})" if case.parent else str(process.ppid)
+        step = (
+            "it holds nothing and goes when that one collects it" if process.ppid == 1 else "it goes when that one ends"
+        )
+        label = f"pid {process.pid} ({process.comm})"
+        return Fate(
+            outcome=Outcome.ZOMBIE, message=f"{label}: a zombie, its parent {parent} has not collected it; {step}"
+        )
     return Fate(outcome=Outcome.WOULD_END if judgement.verdict is Verdict.END else Outcome.KEPT)
 
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 START_DEADLINE_S = 20.0
 DRIVER_DIRECTORY = "/usr/local/nvidia/lib64"  # where container runtimes of the large clouds put the real one
+_REAL_DRIVERS = ("usr/lib/*/libnvidia-ml.so*", "usr/lib/libnvidia-ml.so*", "usr/lib64/libnvidia-ml.so*")
 _MS_BIND = 0x1000
 _OWN = ("/run", "/var/lib", "/tmp")
 
@@ -52,6 +54,7 @@ class Machine(Processes):
             self._guardian = _start_guardian(self._spec(), theirs.fileno())
             undo.callback(self.close)
             self.first_pid_outside = self._await_start()
+            self._hide_real_driver()
             if self._gpus is not None:
                 self._install_driver(self._gpus)
             undo.pop_all()
@@ -119,14 +122,13 @@ class Machine(Processes):
         """Starts a program of `programs/` under the tests' Python."""
         return self.popen(sys.executable, str(PROGRAMS / argv[0]), *argv[1:], **how)
 
-    def cleanslate(self, *arguments: str, json_output: bool = True, **how: Any) -> Result:
-        """Runs the program, with `--output json` unless told otherwise, and checks its report against the schema."""
-        output = ("--output", "json") if json_output else ()
-        return Result.of(self.run(sys.executable, "-m", "cleanslate", *arguments, *output, **how))
+    def cleanslate(self, *arguments: str, under: Sequence[str] = (), **how: Any) -> Result:
+        """Runs the program for its report, which is checked against the schema. `under`: a command that starts it."""
+        return Result.of(self.run(*under, *program(*arguments), **how))
 
     def start_cleanslate(self, *arguments: str, **how: Any) -> Running:
         """Starts the program and does not wait for it; `Result.of(running.completed())` reads its report."""
-        return self.popen(sys.executable, "-m", "cleanslate", *arguments, "--output", "json", **how)
+        return self.popen(*program(*arguments), **how)
 
     def path(self, path: str | os.PathLike[str]) -> Path:
         """The machine's file `path` as a path of the test's own."""
@@ -199,6 +201,19 @@ class Machine(Processes):
             said += chunk
         return int(next(filter(bytes.isdigit, said.split())))
 
+    def _hide_real_driver(self) -> None:
+        """Takes the host's own NVML out of the machine's sight, on a host that has one: an overlay with whiteouts."""
+        found = {path.parent.resolve() / path.name for pattern in _REAL_DRIVERS for path in Path("/").glob(pattern)}
+        for number, folder in enumerate(sorted({path.parent for path in found})):
+            upper = f"/run/hidden/{number}/upper"
+            self.path(upper).mkdir(parents=True)
+            self.path(f"/run/hidden/{number}/work").mkdir()
+            for path in found:
+                if path.parent == folder:
+                    os.mknod(self.path(f"{upper}/{path.name}"), stat.S_IFCHR, os.makedev(0, 0))
+            layers = f"lowerdir={folder},upperdir={upper},workdir=/run/hidden/{number}/work"
+            self.mount("overlay", str(folder), "overlay", 0, layers)
+
     def _install_driver(self, gpus: Sequence[Any]) -> None:
         """The simulated driver where the program finds it by itself: library, device nodes, /proc/driver, /proc/devices."""
         self.ask("cover", directory="/usr/local", keep=[f"/usr/local/{name}" for name in os.listdir("/usr/local")])
@@ -217,6 +232,11 @@ class Machine(Processes):
         if "error" in answer:
             raise OSError(answer.get("errno"), answer["error"])
         return answer["value"]
+
+
+def program(*arguments: str) -> tuple[str, ...]:
+    """The program's command line, for a report as JSON."""
+    return (sys.executable, "-m", "cleanslate", *arguments, "--output", "json")
 
 
 def _start_guardian(spec: dict[str, Any], control: int) -> "subprocess.Popen[str]":

@@ -5,7 +5,7 @@ lives or is gone. The oracle is that knowledge, not the rules.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -129,20 +129,25 @@ servers = st.builds(
 
 
 def add_server(world: World, of: Server, base: int, host_init: bool) -> None:
-    """Launcher `base`, front end +1, engine +2, workers +3…, tracker +9; a dead front end is not there any more."""
+    """Launcher `base`, front end +1, engine +2, workers +3…, tracker +9; a dead front end is not there any more.
+
+    In a container the first server's front end may be PID 1 itself.
+    """
+    is_pid_1 = of.alive and of.launcher_gone and not host_init and base == 1000
     home: dict[str, Any] = {"cgroup": PLACES[of.place], "pgid": base if of.launcher_gone else base + 1}
+    home |= {"pgid": 1} if is_pid_1 else {}
     exe = GUARDED if of.guarded else "/usr/bin/python3.11"
     if not of.launcher_gone:
         executable = LAUNCHERS[of.launcher]
-        world.processes[Pid(base)] = process(base, 1, executable=executable, cgroup=home["cgroup"], comm="python3")
-        world.server[Pid(base)] = of
-        world.gpus[Pid(base)] = frozenset()
+        launcher = process(base, 1, executable=executable, cgroup=home["cgroup"], comm="python3")
+        world.add(launcher, replace(of, guarded=False))
     above = 1 if of.launcher_gone else base
-    if of.alive:
+    if of.alive and not is_pid_1:
         argv = ("python3", "/usr/local/bin/vllm", "serve")
         world.add(process(base + 1, above, argv=argv, executable=exe, **home), of)
     reaper = 1 if of.adopted_by_init or of.launcher_gone else base
-    parent = base + 1 if of.alive else reaper
+    front_end = 1 if is_pid_1 else base + 1
+    parent = front_end if of.alive else reaper
     severed = None if of.alive else of.severed
     engine = titled("VLLM::EngineCore", base + 2, parent, executable=exe, severed=severed, **home)
     world.add(engine, of, gpu=True)
@@ -167,7 +172,10 @@ def worlds(draw: st.DrawFn) -> tuple[World, bool]:
     for number, server in enumerate(draw(st.lists(servers, min_size=1, max_size=4))):
         add_server(world, server, 1000 + 20 * number, host_init)
     first = next(iter(world.server.values()))
-    for one in (process(1, 0, executable=init, uid=0), process(2, 0, kernel_thread=True, argv=(), executable=None)):
+    for one in (
+        process(1, 0, pgid=1, executable=init, uid=0),
+        process(2, 0, kernel_thread=True, argv=(), executable=None),
+    ):
         world.off_limits.add(world.add(one, first))
     service = process(10, 1, executable="/usr/bin/nvidia-persistenced", executable_trusted=True, uid=0)
     world.off_limits.add(world.add(service, first, gpu=True))

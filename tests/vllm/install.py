@@ -1,6 +1,6 @@
 """Installs vLLM's CPU build in an environment of its own, once a machine: `python install.py` prints where it is.
 
-Kept in `${CLEANSLATE_CACHE:-~/.cache/cleanslate}/vllm/HASH`, HASH over this script, `requirements.txt` and Python's
+Kept in `${CLEANSLATE_BUILD_CACHE:-~/.cache/cleanslate}/vllm/HASH`, HASH over this script, `requirements.txt` and Python's
 version: 6 GB, about four minutes on two cores; found again in 0.1 s. It is built beside its place and renamed there at
 the end, so an interrupted install is never taken for a whole one. `apt-get` brings the libraries that vLLM loads.
 Exit code 77 where the disk lacks room for it; progress goes to standard error.
@@ -32,7 +32,7 @@ class NoRoomError(Exception):
     def __init__(self, folder: Path, free_bytes: int) -> None:
         gigabytes = f"{free_bytes / 1e9:.1f} GB free, {NEEDED_BYTES / 1e9:.0f} GB needed"
         super().__init__(
-            f"{folder}: cannot install vLLM: {gigabytes}; free some or set CLEANSLATE_CACHE to another disk"
+            f"{folder}: cannot install vLLM: {gigabytes}; free some or set CLEANSLATE_BUILD_CACHE to another disk"
         )
 
 
@@ -54,7 +54,7 @@ def environment() -> Path:
 
 def cache() -> Path:
     """The directory of all environments, one for each fingerprint."""
-    root = os.environ.get("CLEANSLATE_CACHE") or Path.home() / ".cache" / "cleanslate"
+    root = os.environ.get("CLEANSLATE_BUILD_CACHE") or Path.home() / ".cache" / "cleanslate"
     return Path(root).absolute() / "vllm"
 
 

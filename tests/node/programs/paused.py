@@ -29,7 +29,7 @@ def _stopping(function: Callable[..., Any], pid: int) -> Callable[..., Any]:
 
     def stop_once(*arguments: Any, **named: Any) -> Any:
         nonlocal waiting
-        if waiting and pid in {0, arguments[0], _pid_of(arguments[0])}:
+        if waiting and (pid == 0 or pid in {arguments[0], _pid_of(arguments[0])}):
             waiting = False
             open(REACHED, "w").close()
             with open(GO) as go:
