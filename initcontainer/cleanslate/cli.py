@@ -103,6 +103,7 @@ def _node(chosen: Settings, environ: Mapping[str, str], worker: Worker | None) -
         raise _Leave(REFUSED, str(error)) from error
     except OSError as error:
         raise _Leave(REFUSED, f"--host-root={chosen.host_root}: cannot open: {error.strerror}") from error
+    verify.heed_sigterm()  # as PID 1 of a pod the program would not hear it otherwise
     findings = Run(chosen, plan, prepared).carry_out(worker)
     findings.warnings[:0] = warnings
     return parts_of(findings, chosen)

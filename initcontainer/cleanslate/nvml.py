@@ -111,12 +111,20 @@ class Nvml:
             self._worker.close(wait=False)
         self._worker, self._asked = None, False
 
-    def start(self, *, reopen: bool = True) -> None:
+    def start(self) -> None:
         """Begin a reading that the next `read` collects: NVML takes its time, and other work need not wait for it."""
+        try:
+            self._ask(reopen=True)
+        except WorkerDiedError:
+            self._worker, self._asked = None, False  # read() starts another, and says so if that one dies too
+
+    def _ask(self, *, reopen: bool) -> Worker:
         if self._worker is None:
             self._worker = nvml_worker.start()
+        if not self._asked:
+            self._worker.tell((self._library, reopen))
         self._asked = True
-        self._worker.tell((self._library, reopen))
+        return self._worker
 
     def read(self, *, reopen: bool = True, deadline_s: float = NVML_DEADLINE_S) -> Reading:
         """One reading within `deadline_s` seconds; silence and faults are readings with a `failure`, never exceptions.
@@ -124,10 +132,9 @@ class Nvml:
         `reopen`: in a session of its own; else in the one that the last reading left open.
         """
         try:
-            if not self._asked or self._worker is None:
-                self.start(reopen=reopen)
+            worker = self._ask(reopen=reopen)
             self._asked = False
-            return _reading(self._worker.hear(deadline_s=deadline_s))  # type: ignore[union-attr]  # start() made it
+            return _reading(worker.hear(deadline_s=deadline_s))
         except (WorkerSilentError, WorkerDiedError) as error:
             self._worker, self._asked = None, False
             silent = isinstance(error, WorkerSilentError)

@@ -1,11 +1,13 @@
 """What a run does to files: the requests of its settings, checked before anything is touched, then carried out."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cleanslate import bytecode, caches, logs, shm, shmroots
+from cleanslate import bytecode, caches, logs, shm, shmroots, tree
 from cleanslate.bytecode import BytecodeRequest
 from cleanslate.caches import CacheRequest
+from cleanslate.ledger import LIST_LIMIT
 from cleanslate.logs import LogRequest
 from cleanslate.model import FileTally
 from cleanslate.settings import Settings
@@ -18,6 +20,21 @@ class Purged:
     shared_memory: FileTally = field(default_factory=FileTally)
     caches: FileTally = field(default_factory=FileTally)
     logs: FileTally = field(default_factory=FileTally)
+
+    def then(self, later: "Purged") -> "Purged":
+        """Both of two purges one after the other: all that was removed, and what the later one kept."""
+        return Purged(
+            shared_memory=_after(self.shared_memory, later.shared_memory),
+            caches=_after(self.caches, later.caches),
+            logs=_after(self.logs, later.logs),
+        )
+
+    def errors(self) -> list[str]:
+        """Why files could not be removed that were to be."""
+        records = (
+            record for tally in (self.shared_memory, self.caches, self.logs) for record in (*tally.removed, *tally.kept)
+        )
+        return [record.error for record in records if record.error]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +90,29 @@ def prepare(settings: Settings, environ: Mapping[str, str], warn: Callable[[str]
     bytecode.check(purge.bytecode, settings.host_root, settings.allow_roots)
     caches.check(purge.caches, settings.host_root, settings.allow_roots)
     logs.check(purge.logs, settings.host_root, settings.allow_roots)
+    if settings.verb == "reset" and not settings.dry_run:
+        _check_writable(purge)
     return purge
+
+
+def _check_writable(purge: Purge) -> None:
+    """A host that is mounted read-only is told before anything is done, not after half of it."""
+    for path in (*purge.shm_roots, *(r.root for r in purge.bytecode), *(r.path for r in purge.caches)):
+        try:
+            flags = os.statvfs(os.path.join(purge.settings.host_root, path.lstrip("/"))).f_flag
+        except OSError:
+            continue  # not there, or not for us: the purge itself says so
+        if flags & os.ST_RDONLY:
+            raise tree.RefusedPathError(path, "its filesystem is mounted read-only", "mount the host writable")
+
+
+def _after(earlier: FileTally, later: FileTally) -> FileTally:
+    return replace(
+        later,
+        removed=(earlier.removed + later.removed)[:LIST_LIMIT],
+        removed_count=earlier.removed_count + later.removed_count,
+        bytes_freed=earlier.bytes_freed + later.bytes_freed,
+    )
 
 
 def _together(one: FileTally, other: FileTally) -> FileTally:

@@ -63,7 +63,7 @@ class Remover:
     def _unfit(self, status: os.stat_result) -> Finding | None:
         """Why the file is kept, whoever uses it; None if nothing but use can save it."""
         age_s = self.now - status.st_mtime
-        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and age_s >= self.min_age_s and age_s >= 0:
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and age_s >= self.min_age_s:
             return None
         if not stat.S_ISREG(status.st_mode):
             return odd_kind(status)

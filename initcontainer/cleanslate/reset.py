@@ -19,9 +19,12 @@ from cleanslate.purge import Purge, Purged
 from cleanslate.settings import Settings
 from cleanslate.survey import Survey, Surveyor
 from cleanslate.verdicts import Case, Ground
-from cleanslate.verify import Patience
+from cleanslate.verify import Patience, Settled
 from cleanslate.worker import Worker
 
+LOOK_AGAIN_S = (
+    2.0  # memory that nobody holds may be a newcomer's: how long to watch it before looking at processes again
+)
 ROUND_LIMIT = 10  # a supervisor that respawns its workers this often has to be ended by whoever runs it
 
 
@@ -74,29 +77,54 @@ class Run:
     def carry_out(self, worker: Worker | None = None) -> Findings:
         """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does.
 
-        `worker`: for NVML, if one was started already.
+        `worker`: for NVML, if one was started already. Raises verify.TerminatedError on SIGTERM if it is heeded.
         """
         library = self.settings.nvml_library or find_library(self.settings.host_root)
-        acts = self.settings.verb == "reset" and not self.settings.dry_run
         with Nvml(library, worker) as nvml:
-            survey = self._survey(nvml)
-            try:
-                if acts:
-                    survey = self._end_leftovers(nvml, survey)
-                with self.findings.timed("purge"):
-                    ending = frozenset() if acts else _to_end(survey)
-                    self.findings.purged = self.purge.carry_out(dry_run=not acts, now_s=time.time(), ending=ending)
-                self._verify(nvml, survey, wait=acts)
-            finally:
-                survey.close()
-        self._conclude(survey)
+            if self.settings.verb == "reset" and not self.settings.dry_run:
+                self._act(nvml)
+            else:
+                self._look(nvml)
         return self.findings
 
-    def _survey(self, nvml: Nvml) -> Survey:
+    def _look(self, nvml: Nvml) -> None:
+        """Survey and judge; say what a reset would do."""
+        with self._survey(nvml) as survey:
+            self._purge(dry_run=True, ending=_to_end(survey))
+            self._judge_gpus(survey, survey.reading, settled=True)
+            self._conclude(survey)
+
+    def _act(self, nvml: Nvml) -> None:
+        """End, purge, verify, and look again, until nothing new is to be ended and the GPUs have settled, or time is over.
+
+        The last look comes after the verification: what a supervisor brings back is seen, and not called clean.
+        """
+        rounds = 0
+        survey = self._survey(nvml)
+        while True:
+            with survey:
+                rounds += self._end_leftovers(survey)
+                self._purge(dry_run=False)
+                settled = self._settle(nvml, survey)
+            survey = self._survey(nvml, settled.reading)
+            over = time.monotonic() >= self.until
+            if self._untried(survey) and rounds < ROUND_LIMIT and not over:
+                continue
+            self._judge_gpus(survey, settled.reading, settled=settled.clean)
+            if settled.clean or over or not _may_still_clear(self.findings.verdicts):
+                break
+        with survey:
+            self._give_up_on_the_rest(survey)
+            self._conclude(survey)
+
+    def _survey(self, nvml: Nvml, reading: Reading | None = None) -> Survey:
+        """One survey, on a reading of its own unless one is given that is as good as new."""
         with self.findings.timed("survey"):
-            nvml.start()
+            if reading is None:
+                nvml.start()
             scan = procfs.scan(self.numbers)
-            reading = nvml.read(deadline_s=min(NVML_DEADLINE_S, max(self.until - time.monotonic(), 0.05)))
+            if reading is None:
+                reading = nvml.read(deadline_s=min(NVML_DEADLINE_S, max(self.until - time.monotonic(), 0.05)))
             surveyor = Surveyor(
                 numbers=self.numbers,
                 ground=self._ground(reading),
@@ -137,25 +165,23 @@ class Run:
                 person=known.person if known else people.person(identity, self.users),
             )
 
-    def _end_leftovers(self, nvml: Nvml, survey: Survey) -> Survey:
-        """End, look again, until nothing new is to be ended. Returns the last survey."""
-        for _ in range(ROUND_LIMIT):
-            if not self._untried(survey) or time.monotonic() >= self.until:
-                break
-            with self.findings.timed("end"):
-                fates = ending.end(survey, grace_s=self.settings.grace_s, deadline=self.until)
-            for pid, fate in fates.items():
-                self._set_fate(survey.cases[pid].process.identity, fate)
-            survey.close()
-            survey = self._survey(nvml)
+    def _end_leftovers(self, survey: Survey) -> bool:
+        """End what the survey says, if there is anything not tried before. Returns whether there was."""
+        if not self._untried(survey):
+            return False
+        with self.findings.timed("end"):
+            fates = ending.end(survey, grace_s=self.settings.grace_s, deadline=self.until)
+        for pid, fate in fates.items():
+            self._set_fate(survey.cases[pid].process.identity, fate)
+        return True
+
+    def _give_up_on_the_rest(self, survey: Survey) -> None:
+        over = time.monotonic() >= self.until
+        why = "the time allowed was over" if over else f"more came back {ROUND_LIMIT} times"
         for identity in self._untried(survey):
             parent = self.findings.records[identity].case.process.ppid
-            why = (
-                "the time allowed was over" if time.monotonic() >= self.until else f"more came back {ROUND_LIMIT} times"
-            )
             message = f"pid {identity.pid}: cannot end: {why}; end its parent {parent} first and run again"
             self._set_fate(identity, Fate(outcome=Outcome.NOT_ENDED, message=message))
-        return survey
 
     def _untried(self, survey: Survey) -> list[Identity]:
         wanted = (
@@ -166,16 +192,28 @@ class Run:
     def _set_fate(self, identity: Identity, fate: Fate) -> None:
         self.findings.records[identity] = replace(self.findings.records[identity], fate=fate)
 
-    def _verify(self, nvml: Nvml, survey: Survey, *, wait: bool) -> None:
-        """Judge the GPUs: by the survey's own reading, or after a reset by readings until they settle."""
-        if wait:
-            patience = Patience(until=self.until, stable_reads=self.settings.stable_reads, hopeful=_may_still_clear)
-            with self.findings.timed("verify"):
-                settled = verify.settle(nvml, lambda reading: self._judge(survey, reading), patience)
-            reading, self.findings.verdicts = settled.reading, settled.verdicts
-        else:
-            reading, self.findings.verdicts = survey.reading, self._judge(survey, survey.reading)
-        self.findings.failure = reading.failure
+    def _purge(self, *, dry_run: bool, ending: frozenset[int] = frozenset()) -> None:
+        with self.findings.timed("purge"):
+            purged = self.purge.carry_out(dry_run=dry_run, now_s=time.time(), ending=ending)
+        self.findings.purged = self.findings.purged.then(purged)
+
+    def _settle(self, nvml: Nvml, survey: Survey) -> Settled:
+        """Read the GPUs until they settle, or for so long that another look at the processes is due."""
+        patience = Patience(
+            until=min(self.until, time.monotonic() + LOOK_AGAIN_S),
+            stable_reads=self.settings.stable_reads,
+            hopeful=_may_still_clear,
+        )
+        with self.findings.timed("verify"):
+            return verify.settle(nvml, lambda reading: self._judge(survey, reading), patience)
+
+    def _judge_gpus(self, survey: Survey, reading: Reading, *, settled: bool) -> None:
+        found = self.findings
+        found.verdicts = self._judge(survey, reading)
+        found.failure = reading.failure
+        found.result = gpus.overall(found.verdicts, failure=reading.failure, busy_is_clean=True)
+        if found.result is Result.CLEAN and not settled:
+            found.result = Result.NOT_CLEAN
 
     def _judge(self, survey: Survey, reading: Reading) -> tuple[GpuVerdict, ...]:
         outcomes = {
@@ -199,11 +237,11 @@ class Run:
 
     def _conclude(self, survey: Survey) -> None:
         found = self.findings
-        found.result = gpus.overall(found.verdicts, failure=found.failure, busy_is_clean=True)
         left = [r for r in found.records.values() if r.judgement.verdict is Verdict.END and r.fate.outcome in NOT_GONE]
         if left:
             found.result = Result.NOT_CLEAN
         found.warnings += [r.fate.message for r in found.records.values() if r.fate.message]
+        found.warnings += found.purged.errors()
         if survey.silent:
             found.warnings.append(f"{_some(survey.silent)}: did not answer and was left out; look for D state in ps")
         if survey.unsettled:

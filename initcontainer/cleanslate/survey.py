@@ -6,6 +6,7 @@ It puts together what the edges read; what follows from it is decided in `famili
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cleanslate import families, owners, procfs, protected, roles, verdicts
 from cleanslate.devices import DeviceKind, DeviceNumbers
@@ -19,7 +20,7 @@ _UNSETTLED_TRIES = 3  # a process tree that changes under the eyes is looked at 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """One picture. `pidfds` pin the identity of every case; close() lets them go.
+    """One picture. `pidfds` pin the identity of every case; as a context manager it lets them go at the end.
 
     `silent`: processes that did not answer. `unreadable`: how many descriptors tables could not be read. `unsettled`:
     processes whose parent or name kept changing, on which no verdict was given.
@@ -33,6 +34,14 @@ class Survey:
     silent: tuple[Pid, ...] = ()
     unreadable: int = 0
     unsettled: tuple[Pid, ...] = ()
+
+    def __enter__(self) -> Self:
+        """The survey itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the processes' descriptors go."""
+        self.close()
 
     def close(self) -> None:
         """Let the processes' descriptors go."""

@@ -7,12 +7,14 @@ from typing import Any
 import jsonschema
 from hypothesis import strategies as st
 
-from cleanslate import printing, report
+from cleanslate import nodereport, printing, report
 from cleanslate.gpus import GpuResult, GpuVerdict, Holder, Result
 from cleanslate.model import FileRecord, FileTally, Outcome, OwnerKind, Verdict
-from cleanslate import nodereport
 from cleanslate.nvml import GpuReading
+from cleanslate.purge import Purged
 from cleanslate.report import Document, Outline
+from cleanslate.reset import Findings
+from cleanslate.settings import Settings
 
 SCHEMA_FILE = pathlib.Path(report.__file__).with_name("report.schema.json")
 SCHEMA: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
@@ -97,12 +99,15 @@ processes = st.fixed_dictionaries(
 ).map(lambda known: report.process(**known))
 
 
-def _tallied(tally: FileTally, places: str) -> Document:
-    return files_of(tally, places)
+def _with_files(purged: Purged, **known: Any) -> Outline:
+    """An outline with what a node's run tells of files."""
+    parts = nodereport.parts_of(Findings(purged=purged), Settings(verb="reset"))
+    return Outline(**known, **{part: parts[part] for part in ("shared_memory", "caches", "logs")})
 
 
 outlines = st.builds(
-    Outline,
+    _with_files,
+    st.builds(Purged, shared_memory=tallies, caches=tallies, logs=tallies),
     verb=st.sampled_from(["inspect", "reset", "gate"]),
     host=hostile,
     started_at_s=moment,
@@ -113,9 +118,6 @@ outlines = st.builds(
     dry_run=st.booleans(),
     gpus=st.lists(gpus, max_size=3),
     processes=st.lists(processes, max_size=3),
-    shared_memory=st.builds(_tallied, tallies, st.just("roots")),
-    caches=st.builds(_tallied, tallies, st.just("paths")),
-    logs=st.builds(_tallied, tallies, st.just("patterns")),
     timings_s=st.dictionaries(st.sampled_from(["survey", "end", "purge", "verify"]), seconds),
     warnings=st.lists(hostile, max_size=4),
 )
