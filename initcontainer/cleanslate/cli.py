@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cleanslate import gate, report, settings, usage, verify
+from cleanslate import gate, report, settings, usage
 from cleanslate.gpus import Result
 from cleanslate.nvml import Nvml
 from cleanslate.settings import SettingError, Settings
@@ -22,7 +22,7 @@ VERBS = {
     "gate": "wait until the GPUs are clean",
     "idle": "wait for SIGTERM in a few MB",
 }
-USAGE, CANNOT_TELL, REFUSED, TERMINATED = 2, 4, 5, 143
+USAGE, CANNOT_TELL, REFUSED = 2, 4, 5
 
 
 class _Leave(Exception):  # noqa: N818 - not an error: the way out with one line to say
@@ -43,9 +43,6 @@ def run(argv: Sequence[str], environ: Mapping[str, str], worker: Worker | None =
     except _Leave as leave:
         _say(f"cleanslate: {leave.line}")
         return leave.code
-    except verify.TerminatedError:
-        _say("cleanslate: stopped by SIGTERM")
-        return TERMINATED
     except KeyboardInterrupt:
         return 130
 
@@ -71,7 +68,6 @@ def _carry_out(chosen: Settings, environ: Mapping[str, str], worker: Worker | No
 
 
 def _gate(chosen: Settings, worker: Worker | None) -> dict[str, Any]:
-    verify.heed_sigterm()
     with Nvml(gate.library(chosen), worker) as nvml:
         found = gate.wait(chosen, nvml)
     return {
@@ -103,7 +99,6 @@ def _node(chosen: Settings, environ: Mapping[str, str], worker: Worker | None) -
         raise _Leave(REFUSED, str(error)) from error
     except OSError as error:
         raise _Leave(REFUSED, f"--host-root={chosen.host_root}: cannot open: {error.strerror}") from error
-    verify.heed_sigterm()  # as PID 1 of a pod the program would not hear it otherwise
     findings = Run(chosen, plan, prepared).carry_out(worker)
     findings.warnings[:0] = warnings
     return parts_of(findings, chosen)

@@ -27,7 +27,7 @@ class GateFindings(NamedTuple):
 def wait(settings: Settings, nvml: Nvml) -> GateFindings:
     """Read until every GPU is clean or the time is over. Says on stderr what it waits for, at once and on every change.
 
-    Raises verify.TerminatedError on SIGTERM if it is heeded.
+    Raises termination.TerminatedError on SIGTERM if it is heeded.
     """
     start = time.monotonic()
     expected = settings.expect_gpus or devices.count_nodes(settings.host_root) or devices.count_gpus() or None

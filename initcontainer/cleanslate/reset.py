@@ -77,7 +77,7 @@ class Run:
     def carry_out(self, worker: Worker | None = None) -> Findings:
         """Look, and act unless asked not to. Raises nothing that a process, a file or a GPU does.
 
-        `worker`: for NVML, if one was started already. Raises verify.TerminatedError on SIGTERM if it is heeded.
+        `worker`: for NVML, if one was started already. Raises termination.TerminatedError on SIGTERM if it is heeded.
         """
         library = self.settings.nvml_library or find_library(self.settings.host_root)
         with Nvml(library, worker) as nvml:

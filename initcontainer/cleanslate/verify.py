@@ -4,7 +4,6 @@ NVML has no event for memory, so it is read at short intervals, the only sleep o
 0.26-0.40 s after SIGKILL, and one reading costs 0.05 ms a GPU.
 """
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -43,8 +42,7 @@ class Patience(NamedTuple):
 def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled], None] = lambda _: None) -> Settled:
     """Read until `stable_reads` readings in a row pass, hope ends, or time does. `tell` hears of every reading.
 
-    Blocks at most until `patience.until` and what the kernel takes to kill a silent child. Raises TerminatedError if
-    `heed_sigterm` was called.
+    Blocks at most until `patience.until` and what the kernel takes to kill a silent child.
     """
     row, opened_at = 0, -SESSION_S
     last: Settled | None = None
@@ -67,19 +65,6 @@ def passes(settled: Settled, passing: frozenset[GpuResult]) -> bool:
     """Whether one reading passes: it exists, shows at least one GPU, and every GPU passes."""
     verdicts = settled.verdicts
     return settled.reading.failure is None and bool(verdicts) and all(v.result in passing for v in verdicts)
-
-
-class TerminatedError(Exception):
-    """SIGTERM came."""
-
-
-def heed_sigterm() -> None:
-    """From here on SIGTERM raises TerminatedError, wherever the program waits: also in a read that never returns."""
-
-    def terminate(_: int, __: object) -> None:
-        raise TerminatedError
-
-    signal.signal(signal.SIGTERM, terminate)
 
 
 def _look(nvml: Nvml, judge: Judge, patience: Patience, *, reopen: bool) -> Settled:
