@@ -1,6 +1,7 @@
 """The command line: verbs, flags, what is written where, and the exit codes. Everything it decides is how to say it."""
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -135,7 +136,6 @@ def _publish(document: dict[str, Any], chosen: Settings) -> int:
 
             _write_summary(chosen.termination_message, summarize(document))
         _print_report(document, chosen.output)
-        sys.stdout.flush()
     except OSError as error:
         where = error.filename or "stdout"
         _discard_stdout()
@@ -160,14 +160,17 @@ def _write_summary(path: str, summary: bytes) -> None:
 
 
 def _print_report(document: dict[str, Any], output: str) -> None:
+    """The report to stdout, whole. Raises OSError."""
+    if sys.stdout is None:  # closed before we were started
+        raise OSError(errno.EBADF, "it is closed", "stdout")
     if output == "json":
         import json
 
-        print(json.dumps(document, indent=2))  # noqa: T201 - the report
+        print(json.dumps(document, indent=2), flush=True)  # noqa: T201 - the report
         return
     from cleanslate import table
 
-    print(table.render(document))  # noqa: T201 - the report
+    print(table.render(document), flush=True)  # noqa: T201 - the report
 
 
 def _discard_stdout() -> None:

@@ -55,11 +55,12 @@ def with_trackers(found: Iterable[Family], processes: Mapping[Pid, Process], lin
     complete = []
     for family in sorted(found, key=lambda family: family.orphaned is not None):
         trackers = _trackers(family, children, processes, links) - claimed
+        others = frozenset(claimed)
         claimed |= trackers
         complete.append(
             Family(
                 head=family.head,
-                members=family.members | trackers,
+                members=(family.members | trackers) - others,
                 trackers=trackers,
                 orphaned=family.orphaned,
             )
@@ -128,7 +129,7 @@ def _may_be_front_end(pid: Pid, processes: Mapping[Pid, Process], host_init: boo
 
 def _lives(pid: int, processes: Mapping[Pid, Process]) -> bool:
     process = processes.get(Pid(pid))
-    return process is not None and process.state not in "ZX"
+    return process is not None and not process.is_zombie
 
 
 def _trackers(

@@ -17,7 +17,7 @@ _POD = re.compile(
     r"kubepods.*?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
 _CONTAINER = re.compile(_HEX64)
-_MONITOR = re.compile(r"conmon-" + _HEX64)  # CRI-O's monitor of a container is not in the container
+_MONITOR = "conmon-"  # CRI-O's monitor of a container is not in the container
 _BATCH = (
     re.compile(r"/[^/]*slurm[^/]*/(?:[^/]+/)*?(job_\w+)"),
     re.compile(r"/(?:pbs\w*|torque)(?:\.service|\.slice)?/(?:jobid/)?([\w.\[\]-]+)"),
@@ -75,7 +75,9 @@ def _pod(path: str, _: int | None) -> Owner | None:
     if not found:
         return None
     rest = path[found.end() :]
-    container = None if _MONITOR.search(rest) else _CONTAINER.search(rest)
+    container = _CONTAINER.search(rest)
+    if container and rest[: container.start()].endswith(_MONITOR):
+        container = None
     return _owner(OwnerKind.POD, found[1].replace("_", "-"), path, container[1] if container else None)
 
 

@@ -11,7 +11,13 @@ def printable(name: str | bytes) -> str:
     text = name if isinstance(name, str) else os.fsdecode(name)
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
-    return "".join(map(_shown, os.fsencode(text).replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")))
+    # Bytes that fsdecode could not read stand as surrogates; any others are no file name's, and shown by their number.
+    raw = text.encode("utf-8", "surrogateescape") if _is_file_name(text) else text.encode("utf-8", "backslashreplace")
+    return "".join(map(_shown, raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")))
+
+
+def _is_file_name(text: str) -> bool:
+    return not any("\ud800" <= character < "\udc80" or "\udcff" < character <= "\udfff" for character in text)
 
 
 def _shown(character: str) -> str:

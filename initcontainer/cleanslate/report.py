@@ -3,6 +3,7 @@
 Command lines and environments may hold secrets: of a process it tells the executable and the title, no arguments.
 """
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from cleanslate.gpus import EXIT_CODES, GpuResult, GpuVerdict, Holder, Result
 from cleanslate.printing import printable
 
 _TITLE_LIMIT = 128
+_OPTIONS = re.compile(r"\s-")
 _TEXT_LIMIT = 512
 _ROW_LIMIT = 2_000  # processes in a report; what is not clean comes first
 
@@ -118,7 +120,7 @@ def process(
 
 def safe_title(title: str) -> str:
     """A process title that may be shown: printable, short, and without anything that looks like options."""
-    return printable(title.split(" -", 1)[0][:_TITLE_LIMIT])
+    return printable(_OPTIONS.split(title, maxsplit=1)[0][:_TITLE_LIMIT])
 
 
 def timestamp(unix_s: float) -> str:

@@ -17,12 +17,14 @@ COMM_LIMIT = 15  # the kernel cuts comm there: VLLM::EngineCor
 class Role:
     """One kind of worker.
 
+    `comm`: how the title begins in the kernel's 15 characters, all there is where the title is lost.
     `lawful_parents`: base names of executables that make such workers; empty means any program but NEVER_MAKE_WORKERS.
     `needs_gpu`: too common a form to count unless the process holds a GPU.
     """
 
     program: str
     title: re.Pattern[str]
+    comm: re.Pattern[str] | None = None
     lawful_parents: frozenset[str] = frozenset()
     needs_gpu: bool = False
 
@@ -34,14 +36,21 @@ ROLES = (
         title=re.compile(
             r"[\w.-]{1,64}::(?:EngineCore(?:Proc)?|Worker(?:Proc)?|APIServer|DPCoordinator)(?:_\w+)?(?:\s.*)?"
         ),
+        comm=re.compile(r"[\w.-]+::(?:EngineCor|Worker|APIServer|DPCoord)"),
     ),
     Role(
         program="SGLang",
         title=re.compile(
             r"(?:sglang|sgl_diffusion)::(?:scheduler|detokenizer|tokenizer_worker|data_parallel_controller)[\w:]*(?:\s.*)?"
         ),
+        comm=re.compile(r"(?:sglang|sgl_diffusion)::"),
     ),
-    Role(program="Ray", title=re.compile(r"ray::\S.*"), lawful_parents=frozenset({"raylet"})),
+    Role(
+        program="Ray",
+        title=re.compile(r"ray::\S.*"),
+        comm=re.compile(r"ray::"),
+        lawful_parents=frozenset({"raylet"}),
+    ),
     Role(
         program="Python multiprocessing",
         title=re.compile(r".*\bfrom multiprocessing\.(?:spawn|forkserver) import .*", re.DOTALL),
@@ -52,8 +61,6 @@ ROLES = (
 _TITLES = tuple(role for role in ROLES if not role.needs_gpu)
 _COMMAND_LINES = tuple(role for role in ROLES if role.needs_gpu)
 
-# Where the 15 characters of comm are all there is.
-_COMM = re.compile(r"[\w.-]+::(?:EngineCor|Worker|APIServer|DPCoord)|(?:sglang|sgl_diffusion)::|ray::")
 _TRACKER = re.compile(r"\bresource_tracker import main\b")
 _TRACKER_FD = re.compile(r"\bmain\((\d{1,7})\)")
 
@@ -112,8 +119,9 @@ def worker_role(process: Process, *, holds_gpu: bool) -> Role | None:
     for role in _TITLES:
         if role.title.fullmatch(title):
             return role
-    if _COMM.match(process.comm):
-        return next((role for role in _TITLES if role.title.fullmatch(process.comm)), _TITLES[0])
+    for role in _TITLES:
+        if role.comm and role.comm.match(process.comm):
+            return role
     if not holds_gpu:
         return None
     command_line = " ".join(process.argv[:8])

@@ -88,7 +88,7 @@ def _mebibytes(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 1000:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= 1000:
         raise ValueError("not a number from 1 to 1000")
     return int(text)
 
@@ -342,6 +342,8 @@ def build(verb: str, flags: Mapping[str, Sequence[str]], environ: Mapping[str, s
         texts, source = flags.get(row.field), row.flag
         if texts is None and row.variable in environ:
             texts, source = _split(environ[row.variable], many=row.many), row.variable
+            if row.field == "gpus" and not texts:
+                raise SettingError(f"{row.variable}='': cannot use: it names no GPU; unset it to mean every GPU")
         if texts is not None:
             parsed = [_parse(row, text, source) for text in texts]
             values[row.field] = tuple(parsed) if row.many else parsed[-1]

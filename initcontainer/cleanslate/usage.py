@@ -15,7 +15,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise SettingError instead of printing the usage."""
-        raise SettingError(f"{message}; see {self.prog} --help")
+        raise SettingError(f"{' '.join(message.split())}; see {self.prog} --help")
 
 
 def parse(argv: Sequence[str], verbs: Mapping[str, str]) -> tuple[str, dict[str, list[str]]]:

@@ -184,7 +184,7 @@ def _pod_leftover(case: Case, ground: Ground) -> Judgement | None:
 
 
 def _pod_without_plan(case: Case, ground: Ground) -> Judgement:
-    if ground.scope is Scope.ALL:
+    if case.container_alive and ground.scope is Scope.ALL:
         return _end("scope all", case.owner.evidence, _live_manner(case))
     if case.container_alive:
         return _keep("belongs to a live pod", f"its container's first process lives; {case.owner.evidence}")

@@ -5,6 +5,7 @@ made in a child: at a deadline it is killed, and if the kernel holds it beyond S
 child keeps nothing of the parent's: no terminal, no report, no descriptor but its ends of two pipes.
 """
 
+import fcntl
 import marshal
 import os
 import select
@@ -111,7 +112,7 @@ class Worker:
     def _receive(self, size: int, until: float) -> bytes:
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
-        data = b""
+        data = bytearray()
         while len(data) < size:
             if not poll.poll(max(until - time.monotonic(), 0) * 1000):
                 raise TimeoutError
@@ -119,7 +120,7 @@ class Worker:
             if not more:
                 raise EOFError
             data += more
-        return data
+        return bytes(data)
 
 
 def _kill(pid: int, *, wait: bool) -> int | None:
@@ -138,6 +139,8 @@ def _run_child(
 ) -> NoReturn:
     """Everything the child ever does. Never returns into the parent's code, whatever happens."""
     try:
+        # A parent whose standard streams were closed has given their numbers to the pipes.
+        ends = (fcntl.fcntl(ends[0], fcntl.F_DUPFD, 3), fcntl.fcntl(ends[1], fcntl.F_DUPFD, 3))
         _leave_parent(ends, parent)
         prepare()
         while head := _read(ends[0], _LENGTH.size):
@@ -168,12 +171,13 @@ def _leave_parent(ends: tuple[int, int], parent: int) -> None:
 
 def _read(descriptor: int, size: int) -> bytes:
     """Exactly `size` bytes, or what came before the other end was closed."""
-    data = b""
+    data = bytearray()
     while len(data) < size and (more := os.read(descriptor, size - len(data))):
         data += more
-    return data
+    return bytes(data)
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

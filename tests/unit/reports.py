@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import random
 from typing import Any
 
 import jsonschema
@@ -20,106 +21,105 @@ SCHEMA_FILE = pathlib.Path(report.__file__).with_name("report.schema.json")
 SCHEMA: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
-hostile = st.one_of(
-    st.text(max_size=30),
-    st.text(st.characters(categories=["Cs", "Cc", "Cf", "Zl"]), max_size=20),
-    st.sampled_from(["𝕏" * 300, "\udc80" * 300, "\x1b[2J\r\n", '"\\' * 300, "a" * 9_000, "secret --api-key=hunter2"]),
-)
-printable = hostile.map(printing.printable)
-size = st.integers(0, 2**60)
-seconds = st.floats(0, 1e7)
-moment = st.floats(0, 4e9)
-pid = st.integers(1, 2**22)
-holders = st.builds(
-    Holder,
-    pid=pid,
-    title=hostile,
-    owner=hostile,
-    verdict=st.sampled_from([None, "Keep", "End"]),
-    used_bytes=st.none() | size,
-)
-gpus = st.builds(
-    GpuVerdict,
-    reading=st.builds(
-        GpuReading,
-        index=st.integers(-1, 64),
-        uuid=st.none() | hostile,
-        parent=st.none() | hostile,
-        name=st.none() | hostile,
-        used_bytes=st.none() | size,
-        reserved_bytes=st.none() | size,
-        total_bytes=st.none() | size,
-    ),
-    tolerance_bytes=size,
-    result=st.sampled_from(list(GpuResult)),
-    message=hostile,
-    holders=st.lists(holders, max_size=3).map(tuple),
-)
-records = st.builds(
-    FileRecord,
-    path=printable,
-    verdict=st.sampled_from([Verdict.KEEP, Verdict.REMOVE]),
-    reason=printable,
-    evidence=printable,
-    size_bytes=size,
-    error=st.none() | printable,
-)
-tallies = st.builds(
-    FileTally,
-    roots=st.lists(hostile, max_size=2).map(tuple),
-    removed=st.lists(records, max_size=3).map(tuple),
-    removed_count=st.integers(3, 10**6),
-    kept=st.lists(records, max_size=3).map(tuple),
-    kept_count=st.integers(3, 10**6),
-    bytes_freed=size,
-)
-processes = st.fixed_dictionaries(
-    {
-        "pid": pid,
-        "started_at_s": moment,
-        "executable": st.none() | hostile,
-        "title": hostile,
-        "user": st.none() | hostile,
-        "owner": st.fixed_dictionaries(
-            {
-                "kind": st.sampled_from(list(OwnerKind)).map(str),
-                "name": hostile,
-                "container": st.none() | hostile,
-                "evidence": hostile,
-            }
-        ),
-        "gpus": st.lists(st.sampled_from(["GPU-0", "GPU-1"]), max_size=2, unique=True),
-        "verdict": st.sampled_from([Verdict.KEEP, Verdict.END]).map(str),
-        "reason": hostile,
-        "evidence": hostile.filter(bool),
-        "outcome": st.sampled_from(list(Outcome)).map(str),
-        "note": hostile,
-        "memory_bytes": st.none() | size,
-    }
-).map(lambda known: report.process(**known))
+texts = st.text(max_size=30) | st.text(st.characters(categories=["Cs", "Cc", "Cf", "Zl"]), max_size=20)
+LONG = ("𝕏" * 300, "\udc80" * 300, "\x1b[2J\r\n", '"\\' * 300, "a" * 9_000, "server --api-key hunter2")
 
 
-def _with_files(purged: Purged, **known: Any) -> Outline:
-    """An outline with what a node's run tells of files."""
-    parts = nodereport.parts_of(Findings(purged=purged), Settings(verb="reset"))
-    return Outline(**known, **{part: parts[part] for part in ("shared_memory", "caches", "logs")})
+class Chance:
+    """Makes the parts of a report from a few hostile texts, by chance: quicker than to draw each part by itself."""
+
+    def __init__(self, seed: int, hostile: list[str]) -> None:
+        self._random = random.Random(seed)
+        self._texts = [*hostile, *LONG]
+
+    def text(self) -> str:
+        """One of the texts."""
+        return self._random.choice(self._texts)
+
+    def size(self) -> int:
+        """Bytes."""
+        return self._random.choice([0, 1, 20 << 30, 1 << 60])
+
+    def outline(self) -> Outline:
+        """A whole report's content."""
+        pick, one = self._random.choice, self._random
+        purged = Purged(shared_memory=self.tally(), caches=self.tally(), logs=self.tally())
+        parts = nodereport.parts_of(Findings(purged=purged), Settings(verb="reset"))
+        return Outline(
+            verb=pick(["inspect", "reset", "gate"]),
+            host=self.text(),
+            started_at_s=one.uniform(0, 4e9),
+            duration_s=one.uniform(0, 1e6),
+            result=pick(list(Result)),
+            message=self.text(),
+            scope=pick([None, "orphans", "all"]),
+            dry_run=pick([False, True]),
+            gpus=[self.gpu() for _ in range(pick([0, 1, 8]))],
+            processes=[self.process() for _ in range(pick([0, 1, 20]))],
+            timings_s={"survey": one.uniform(0, 9)},
+            warnings=[self.text() for _ in range(pick([0, 1, 20]))],
+            **{part: parts[part] for part in ("shared_memory", "caches", "logs")},
+        )
+
+    def gpu(self) -> GpuVerdict:
+        """A GPU with holders."""
+        pick = self._random.choice
+        reading = GpuReading(
+            index=pick([-1, 0, 7]),
+            uuid=pick([None, self.text()]),
+            parent=pick([None, self.text()]),
+            name=pick([None, self.text()]),
+            used_bytes=pick([None, self.size()]),
+            reserved_bytes=pick([None, self.size()]),
+            total_bytes=pick([None, self.size()]),
+        )
+        verdict, used = pick([None, "Keep", "End"]), pick([None, self.size()])
+        holder = Holder(pid=1, title=self.text(), owner=self.text(), verdict=verdict, used_bytes=used)
+        result = pick(list(GpuResult))
+        return GpuVerdict(reading, self.size(), result, self.text(), (holder,) * pick([0, 1, 5]))
+
+    def process(self) -> Document:
+        """A process's row."""
+        pick = self._random.choice
+        return report.process(
+            pid=pick([1, 1 << 22]),
+            started_at_s=self._random.uniform(0, 4e9),
+            executable=pick([None, self.text()]),
+            title=self.text(),
+            user=pick([None, self.text()]),
+            owner={
+                "kind": str(pick(list(OwnerKind))),
+                "name": self.text(),
+                "container": pick([None, self.text()]),
+                "evidence": self.text(),
+            },
+            gpus=("GPU-1", "GPU-0"),
+            verdict=pick(["Keep", "End"]),
+            reason=self.text(),
+            evidence=self.text() or "evidence",
+            outcome=str(pick(list(Outcome))),
+            note=self.text(),
+            memory_bytes=pick([None, self.size()]),
+        )
+
+    def tally(self) -> FileTally:
+        """What became of files; their paths are printable by contract."""
+        pick = self._random.choice
+        path, error = printing.printable(self.text()), pick([None, "in use"])
+        verdict = pick([Verdict.KEEP, Verdict.REMOVE])
+        record = FileRecord(path=path, verdict=verdict, reason="r", evidence="e", size_bytes=self.size(), error=error)
+        return FileTally(
+            roots=(self.text(),) * pick([0, 2]),
+            removed=(record,) * pick([0, 1, 9]),
+            removed_count=10,
+            kept=(record,) * pick([0, 1, 9]),
+            kept_count=10,
+            bytes_freed=self.size(),
+        )
 
 
 outlines = st.builds(
-    _with_files,
-    st.builds(Purged, shared_memory=tallies, caches=tallies, logs=tallies),
-    verb=st.sampled_from(["inspect", "reset", "gate"]),
-    host=hostile,
-    started_at_s=moment,
-    duration_s=seconds,
-    result=st.sampled_from(list(Result)),
-    message=hostile,
-    scope=st.sampled_from([None, "orphans", "all"]),
-    dry_run=st.booleans(),
-    gpus=st.lists(gpus, max_size=3),
-    processes=st.lists(processes, max_size=3),
-    timings_s=st.dictionaries(st.sampled_from(["survey", "end", "purge", "verify"]), seconds),
-    warnings=st.lists(hostile, max_size=4),
+    lambda seed, hostile: Chance(seed, hostile).outline(), st.integers(0, 2**32), st.lists(texts, max_size=3)
 )
 
 

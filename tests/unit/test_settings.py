@@ -105,13 +105,19 @@ def test_the_last_of_a_repeated_single_flag_counts() -> None:
         ("0,1", ("0", "1")),
         (f" 0 , {GPU_0} ", ("0", GPU_0)),
         ("0\n1\n", ("0", "1")),
-        ("", ()),
-        (" , ", ()),
     ],
 )
 def test_a_variable_holds_several_values(text: str, values: tuple[str, ...]) -> None:
     """One a line, or on one line with commas between."""
     assert build("reset", {}, {"CLEANSLATE_GPU": text}).gpus == values
+
+
+@pytest.mark.parametrize("text", ["", " , ", "\n"])
+def test_an_empty_variable_names_nothing_but_never_every_gpu(text: str) -> None:
+    """A field reference that came out empty must not widen a reset to the whole node."""
+    assert build("reset", {}, {"CLEANSLATE_PROTECT": text}).protect == ()
+    with pytest.raises(settings.SettingError, match="names no GPU"):
+        build("reset", {}, {"CLEANSLATE_GPU": text})
 
 
 def test_lines_may_hold_commas() -> None:

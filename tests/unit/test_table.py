@@ -160,7 +160,7 @@ def test_sizes_are_short(used_bytes: int | None, shown: str) -> None:
     assert f"{shown}  " in line_with(table.render(document(gpus=[one])), GPU_0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(outlines)
 def test_a_report_of_anything_can_be_shown(random: Outline) -> None:
     """Hostile titles move no cursor and make no line of their own; the verdict is the last line."""
