@@ -11,6 +11,9 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
+import pynvml
+
 from figures import Figure
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -83,6 +86,13 @@ def table(figures: list[Figure]) -> str:
     return "\n".join(blocks) + "\n"
 
 
+def compile_all() -> None:
+    """Bytecode of the program and of what it imports, as pip leaves it: some machines have Python write none."""
+    compileall.compile_dir(ROOT / "initcontainer" / "cleanslate", quiet=1)
+    for module in (pynvml, psutil):
+        compileall.compile_dir(pathlib.Path(module.__file__).parent, maxlevels=0, quiet=1)
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -105,7 +115,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    compileall.compile_dir(ROOT / "initcontainer" / "cleanslate", quiet=1)  # as pip leaves an installed package
+    compile_all()
     names = asked.benchmarks or [*EVERYWHERE, *(REAL_ONLY if real else ())]
     figures = [figure for name in names for figure in measure(name, real=real)]
     text = heading(real=real) + "\n" + table(figures)

@@ -47,7 +47,7 @@ DOCUMENTATION = (
     "localhost",
 )
 ADDRESS = re.compile(r"https?://([^\s\"'`)>\]]*)")
-SOMEONES_FOLDER = re.compile(r"(?<![\w.])/(?:home|Users)/[a-z]\w*/")
+SOMEONES_FOLDER = re.compile(r"(?<![\w.])/(?:home|Users)/(?!user/)[a-z]\w*/")  # "user" is nobody
 
 
 def files() -> list[pathlib.Path]:
