@@ -1,6 +1,5 @@
 """`python -m cleanslate` and the `cleanslate` command."""
 
-import contextlib
 import os
 import sys
 from typing import NoReturn
@@ -11,25 +10,13 @@ from cleanslate import termination
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
     try:
-        code = _run(sys.argv[1:])
-    except SystemExit as asked:  # argparse, after it has printed help
-        code = asked.code if isinstance(asked.code, int) else 0
+        sys.exit(_run(sys.argv[1:]))
     except termination.TerminatedError:
         print("cleanslate: stopped by SIGTERM", file=sys.stderr)  # noqa: T201 - the one line for people
-        code = termination.EXIT_CODE
+        sys.exit(termination.EXIT_CODE)
     except Exception:  # noqa: BLE001 - a fault of the program is no verdict: it must not look like one
         sys.excepthook(*sys.exc_info())
-        code = 4
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without taking the interpreter apart: that is a tenth of a gate's time, and nothing is left to be tidied up."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.flush()
-    os._exit(code)
+        sys.exit(4)
 
 
 def _run(arguments: list[str]) -> int:

@@ -103,7 +103,7 @@ class Machine(Processes):
         """
         request = {
             "argv": [os.fspath(word) for word in argv],
-            "env": self.environment() | dict(env or {}),
+            "env": self.environment(measured=user is None) | dict(env or {}),
             "cwd": cwd or os.getcwd(),
             "cgroups": self.cgroup(cgroup) if cgroup else [],
             "user": user,
@@ -182,9 +182,13 @@ class Machine(Processes):
         """Whether the host has version 1's freezer, which `frozen` needs."""
         return self.path("/sys/fs/cgroup/freezer").exists()
 
-    def environment(self) -> dict[str, str]:
-        """What programs in the machine start with: the test's own environment without Clean Slate's and pytest's settings."""
-        return {key: text for key, text in os.environ.items() if not key.startswith(("CLEANSLATE_", "PYTEST_"))}
+    def environment(self, *, measured: bool = True) -> dict[str, str]:
+        """What programs in the machine start with: the test's own environment without Clean Slate's and pytest's settings.
+
+        Unless `measured`, also without those of pytest-cov: a user without rights cannot write what was covered.
+        """
+        aside = ("CLEANSLATE_", "PYTEST_") if measured else ("CLEANSLATE_", "PYTEST_", "COV_")
+        return {key: text for key, text in os.environ.items() if not key.startswith(aside)}
 
     def _spec(self) -> dict[str, Any]:
         kept = {str(ROOT), os.getcwd(), sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))}
