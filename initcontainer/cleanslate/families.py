@@ -31,11 +31,11 @@ class Links:
 
 def families(processes: Mapping[Pid, Process], holders: frozenset[Pid], *, host_init: bool) -> tuple[Family, ...]:
     """All families of one scan, without trackers. `holders`: processes that hold a GPU."""
-    workers = {pid for pid, process in processes.items() if roles.worker_role(process, holds_gpu=pid in holders)}
+    crew = workers(processes, holders)
     children = _children(processes)
     found: dict[Pid, Family] = {}
-    for top in sorted({_topmost(pid, workers, processes) for pid in workers}):
-        orphaned = orphan_evidence(processes[top], processes, holds_gpu=top in holders, host_init=host_init)
+    for top in sorted({_topmost(pid, crew, processes) for pid in crew}):
+        orphaned = orphan_evidence(processes[top], processes, holds_gpu=True, host_init=host_init)
         parent = processes[top].ppid
         head = top if orphaned or not _may_be_front_end(parent, processes, host_init) else parent
         members = _descendants(top, children) | {head}
@@ -43,6 +43,21 @@ def families(processes: Mapping[Pid, Process], holders: frozenset[Pid], *, host_
             members |= found[head].members
         found[head] = Family(head=head, members=members, trackers=frozenset(), orphaned=orphaned)
     return tuple(found.values())
+
+
+def workers(processes: Mapping[Pid, Process], holders: frozenset[Pid]) -> frozenset[Pid]:
+    """Every process in a worker's role, by its title, or by its command line if it or a worker below it holds a GPU.
+
+    Titles are optional: an engine without one and without a GPU of its own is known by the workers that it made.
+    """
+    found = {pid for pid, process in processes.items() if roles.worker_role(process, holds_gpu=pid in holders)}
+    queue = list(found)
+    while queue:
+        parent = processes.get(processes[queue.pop()].ppid)
+        if parent and parent.pid not in found and roles.worker_role(parent, holds_gpu=True):
+            found.add(parent.pid)
+            queue.append(parent.pid)
+    return frozenset(found)
 
 
 def with_trackers(found: Iterable[Family], processes: Mapping[Pid, Process], links: Links) -> tuple[Family, ...]:
@@ -71,7 +86,10 @@ def with_trackers(found: Iterable[Family], processes: Mapping[Pid, Process], lin
 def orphan_evidence(
     process: Process, processes: Mapping[Pid, Process], *, holds_gpu: bool, host_init: bool
 ) -> str | None:
-    """The positive evidence that this worker's front end is gone, or None. Neither ppid 1 nor a title proves anything alone."""
+    """The positive evidence that this worker's front end is gone, or None. Neither ppid 1 nor a title proves anything alone.
+
+    `holds_gpu`: it or a worker below it holds one.
+    """
     role = roles.worker_role(process, holds_gpu=holds_gpu)
     parent = processes.get(process.ppid)
     if role is None or parent is None:
@@ -114,9 +132,9 @@ def _descendants(root: Pid, children: Mapping[Pid, list[Pid]]) -> frozenset[Pid]
     return frozenset(seen)
 
 
-def _topmost(pid: Pid, workers: set[Pid], processes: Mapping[Pid, Process]) -> Pid:
+def _topmost(pid: Pid, crew: frozenset[Pid], processes: Mapping[Pid, Process]) -> Pid:
     seen = {pid}
-    while (parent := processes[pid].ppid) in workers and parent not in seen:
+    while (parent := processes[pid].ppid) in crew and parent not in seen:
         seen.add(parent)
         pid = parent
     return pid

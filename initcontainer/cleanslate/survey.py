@@ -163,7 +163,7 @@ class _Picture:
     def _add_details(self) -> None:
         """Details of holders and workers and of all above them: enough to know families and protection."""
         host_init = self.surveyor.host_init
-        workers = {p.pid for p in self.processes.values() if roles.worker_role(p, holds_gpu=p.pid in self.holders)}
+        workers = families.workers(self.processes, self.holders)
         for pid in self._with_ancestors(self.holders | workers):
             self.processes[pid] = procfs.with_details(self.processes[pid])
         for pid in workers:

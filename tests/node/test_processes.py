@@ -67,14 +67,22 @@ def test_a_leaked_server_in_a_living_container_is_ended(machine: Machine, first:
         assert machine.alive(box.pid)
 
 
-@pytest.mark.parametrize(("titles", "tensor_parallel"), [("sglang", 2), ("untitled", 1)])
+@pytest.mark.parametrize(("titles", "tensor_parallel"), [("sglang", 2), ("untitled", 1), ("untitled", 2)])
 def test_other_servers_leftovers_are_ended_too(machine: Machine, titles: str, tensor_parallel: int) -> None:
-    """SGLang's titles, and a multiprocessing child without any title that holds a GPU, are known."""
+    """SGLang's titles, and multiprocessing children without any title that hold a GPU or made one that does, are known."""
     with servers.leak(machine, titles=titles, tensor_parallel=tensor_parallel) as leaked:
         result = machine.cleanslate("reset", *NOW)
         assert verdict(result) == CLEAN, result.report
         assert not any(map(machine.alive, leaked.pids))
         assert leaked.names_left() == frozenset()
+
+
+def test_a_live_server_without_titles_is_kept(machine: Machine) -> None:
+    """Known by its command lines alone, it is left alone for the same reason as any other: its front end lives."""
+    with servers.tree(machine, titles="untitled") as alive:
+        result = machine.cleanslate("reset", *NOW)
+        assert result.verdicts(*alive.orphans) == ["Keep"] * 3
+        assert alive.intact()
 
 
 def test_an_engine_without_workers_is_ended(machine: Machine) -> None:
