@@ -28,13 +28,23 @@ def build(*, memory_v2: bool = True) -> Path:
     return built
 
 
+def build_program(source: Path) -> Path:
+    """Compile one C file to a program of its name, kept below ~/.cache/cleanslate/programs by its hash. Raises as `build`."""
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    key = hashlib.sha256(repr((platform.machine(), platform.libc_ver(), flags)).encode() + source.read_bytes())
+    built = Path.home() / ".cache" / "cleanslate" / "programs" / key.hexdigest()[:32] / source.stem
+    if not built.exists():
+        _compile(source.parent, flags, [source.name], built)
+    return built
+
+
 def _compile(here: Path, flags: list[str], sources: list[str], built: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
-        raise RuntimeError("gpusim: cannot build the simulated driver: no C compiler 'cc'; install one, as gcc")
+        raise RuntimeError(f"gpusim: cannot build {built.name}: no C compiler 'cc'; install one, as gcc")
     built.parent.mkdir(parents=True, exist_ok=True)
     draft = built.with_name(f".{secrets.token_hex(8)}.so")
     done = subprocess.run([compiler, *flags, "-o", draft, *sources], cwd=here, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"gpusim: cannot build the simulated driver: {done.stderr}")
+        raise RuntimeError(f"gpusim: cannot build {built.name}: {done.stderr}")
     draft.rename(built)

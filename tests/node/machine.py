@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from gpusim import gpusim
+from gpusim import building, gpusim
 from node.processes import Processes
 from node.result import Result
 from node.running import Running
@@ -192,7 +192,8 @@ class Machine(Processes):
 
     def _spec(self) -> dict[str, Any]:
         kept = {str(ROOT), os.getcwd(), sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))}
-        return {"name": self.name, "init": self._init, "own": [*_OWN, "/root"], "keep": sorted(kept)}
+        tini = str(building.build_program(PROGRAMS / "tini.c"))
+        return {"name": self.name, "init": self._init, "tini": tini, "own": [*_OWN, "/root"], "keep": sorted(kept)}
 
     def _await_start(self) -> int:
         """The host's pid of PID 1, once the guardian has told it and PID 1 has said that it is ready."""

@@ -166,7 +166,7 @@ def test_a_container_has_its_own_processes_and_shared_memory(machine: Machine) -
         assert box.wait() == 0
 
 
-@pytest.mark.parametrize(("init", "left"), [("tini", None), ("bash", None), ("python", None), ("careless", "Z")])
+@pytest.mark.parametrize(("init", "left"), [("tini", None), ("python", None), ("careless", "Z")])
 def test_each_init_collects_orphans_or_not(init: str, left: str | None) -> None:
     """Every init but the careless one collects a dead orphan."""
     with Machine(init=init) as machine:

@@ -4,6 +4,7 @@ Requests and answers are one JSON message each on a SOCK_SEQPACKET socket. `spaw
 output, error, and one that gets the exit code (negative: the signal) when the program has ended.
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -36,7 +37,8 @@ def _collect(key: selectors.SelectorKey, waiting: selectors.BaseSelector) -> Non
     waiting.unregister(key.fileobj)
     os.close(key.fd)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(status, str(code).encode())
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more, as after a program that could not be started
+        os.write(status, str(code).encode())
     os.close(status)
 
 

@@ -7,8 +7,8 @@ Prints the host's pid of the machine's PID 1 and, from inside, `ready`. Exits 0 
 
 import json
 import os
+import pathlib
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -87,8 +87,11 @@ def _first_process(spec: dict, control: int, groups: cgroups.Cgroups) -> None:
 def _furnish(spec: dict, hierarchies: list[cgroups.Hierarchy]) -> None:
     namespaces.own_mounts()
     namespaces.mount("proc", "/proc", "proc", namespaces.NOSUID_NODEV_NOEXEC)
+    tini = pathlib.Path(spec["tini"]).read_bytes()  # before its place is covered
     for directory in spec["own"]:
         namespaces.cover(directory, spec["keep"], mode="1777" if directory == "/tmp" else "755")
+    pathlib.Path("/run/tini").write_bytes(tini)
+    os.chmod("/run/tini", 0o755)
     namespaces.cover("/proc/driver", ())
     _furnish_dev()
     namespaces.cover("/sys/fs/cgroup", ())
@@ -131,18 +134,17 @@ def _careless() -> None:
         signal.pause()
 
 
-def _bash(path: str = "/bin/bash") -> None:
-    """A shell as PID 1, busy with a `read` that never ends; it collects every child."""
+def _bash() -> None:
+    """A shell as PID 1, busy with a `read` that never ends; it collects children sooner or later."""
     reader, writer = os.pipe()
     os.set_inheritable(reader, True)
     os.set_inheritable(writer, True)
-    os.execv(path, [path, "-c", f"read -r line <&{reader}; exit"])
+    os.execv("/bin/bash", ["/bin/bash", "-c", f"read -r line <&{reader}; exit"])
 
 
 def _tini() -> None:
     """An init as the kernel shows it: an executable of that name."""
-    shutil.copy("/bin/bash", "/run/tini")
-    _bash("/run/tini")
+    os.execv("/run/tini", ["/run/tini"])
 
 
 INITS = {"tini": _tini, "bash": _bash, "python": _python, "careless": _careless}
