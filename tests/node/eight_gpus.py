@@ -14,7 +14,6 @@ from node.running import Running
 HOLDER = str(Path(gpusim.__file__).with_name("holder.py"))
 CLEAN, NOT_CLEAN, CANNOT_TELL = ("Clean", 0), ("NotClean", 3), ("CannotTell", 4)
 SOON = ("--timeout", "1s")
-SOONEST = {"inspect": (), "reset": SOON, "gate": SOON}  # inspect waits for nothing that would need a limit
 UUIDS = [gpu.uuid for gpu in gpusim.gpus(8)]
 MIGS = [f"MIG-{n:08x}-5eed-4c1e-a115-1a7e0000{n:04x}" for n in range(2)]
 

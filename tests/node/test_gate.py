@@ -13,7 +13,7 @@ import pytest
 
 from gpusim import gpusim
 from gpusim.gpusim import GIB, MIB
-from node.eight_gpus import CANNOT_TELL, CLEAN, NOT_CLEAN, SOON, SOONEST, UUIDS, all_but, holding, results, verdict
+from node.eight_gpus import CANNOT_TELL, CLEAN, NOT_CLEAN, SOON, UUIDS, all_but, holding, results, verdict
 from node.machine import Machine
 from node.result import Result
 from node.running import Running
@@ -208,7 +208,7 @@ def test_a_call_that_not_even_sigkill_ends_is_left_to_the_kernel(machine: Machin
         machine.driver.system(freezer=f"/sys/fs/cgroup/freezer/{group.name}")
         machine.driver.update(0, unkillable=("nvmlDeviceGetMemoryInfo_v2",))
         before = machine.pids()
-        with machine.start_cleanslate(verb, *SOONEST[verb], "--termination-message", "/run/message") as program:
+        with machine.start_cleanslate(verb, *SOON, "--termination-message", "/run/message") as program:
             result = Result.of(program.completed(timeout=30))  # ends only when nobody holds its outputs
         left = machine.pids() - before
         assert {machine.state(pid) for pid in left} == {"D"}

@@ -16,7 +16,6 @@ from node.eight_gpus import (
     MIGS,
     NOT_CLEAN,
     SOON,
-    SOONEST,
     UUIDS,
     all_but,
     holding,
@@ -57,7 +56,7 @@ def test_the_programs_own_reader_is_no_holder(machine: Machine) -> None:
 def test_memory_on_the_last_gpu_of_eight_is_seen(machine: Machine, verb: str) -> None:
     """Every GPU is measured, not the first two."""
     machine.driver.update(7, residual_bytes=20 * GIB)
-    result = machine.cleanslate(verb, *SOONEST[verb])
+    result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == NOT_CLEAN
     assert results(result) == all_but(7, "Residual")
     assert result.report["gpus"][7]["usedBytes"] == 20 * GIB
@@ -105,7 +104,7 @@ def test_a_gpu_that_errors_is_an_error_and_the_others_are_judged(
 ) -> None:
     """One sick GPU hides neither itself nor the rest."""
     machine.driver.update(5, errors={function: code}, recovery_action=2)
-    result = machine.cleanslate(verb, *SOONEST[verb])
+    result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == CANNOT_TELL
     assert results(result) == all_but(5, "Error")
     message = result.report["gpus"][5]["message"]
@@ -132,7 +131,7 @@ def test_an_error_beside_a_leak_is_not_clean(machine: Machine) -> None:
 def test_a_gpu_that_the_host_has_and_nvml_does_not_show_is_missing(machine: Machine, verb: str) -> None:
     """The driver's own list in /proc is the expectation, no flag is needed."""
     machine.driver.update(3, missing=True)
-    result = machine.cleanslate(verb, *SOONEST[verb])
+    result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == CANNOT_TELL
     assert sorted(results(result)) == ["Clean"] * 7 + ["Missing"]
 
@@ -151,7 +150,7 @@ def test_the_number_of_gpus_must_be_the_one_expected(
 def test_zero_gpus_are_not_clean(verb: str) -> None:
     """Nothing measured proves nothing."""
     with Machine(gpus=()) as machine:
-        result = machine.cleanslate(verb, *SOONEST[verb])
+        result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == CANNOT_TELL
     assert result.report["gpus"] == []
 
@@ -160,7 +159,7 @@ def test_zero_gpus_are_not_clean(verb: str) -> None:
 def test_a_machine_without_a_driver_cannot_be_told(verb: str) -> None:
     """No library is no pass, and the report says what is not there."""
     with Machine() as machine:
-        result = machine.cleanslate(verb, *SOONEST[verb])
+        result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == CANNOT_TELL
     assert "libnvidia-ml.so.1" in result.report["message"] + " ".join(result.report["warnings"])
 
@@ -182,7 +181,7 @@ def test_a_driver_that_does_not_start_cannot_be_told(machine: Machine, code: int
 def test_a_library_too_old_for_version_two_cannot_be_told(machine: Machine, verb: str) -> None:
     """Version 1 would count reserved memory as used: it is not taken instead."""
     Driver.install(machine.path(DRIVER_DIRECTORY), machine.path("/dev"), gpusim.gpus(8), memory_v2=False)
-    result = machine.cleanslate(verb, *SOONEST[verb])
+    result = machine.cleanslate(verb, *SOON)
     assert verdict(result) == CANNOT_TELL
     assert results(result) == ["Error"] * 8
     assert "510" in result.report["gpus"][0]["message"]
@@ -224,7 +223,7 @@ def test_memory_that_cannot_be_read_is_judged_by_processes_and_never_clean(machi
     """As on unified memory: its own result, and the processes are named."""
     machine.driver.update_all({0: {"errors": gpusim.NO_MEMORY_INFO}, 1: {"errors": gpusim.NO_MEMORY_INFO}})
     with holding(machine, "--gpu", "1=4096") as holder:
-        result = machine.cleanslate(verb, *SOONEST[verb])
+        result = machine.cleanslate(verb, *SOON)
     assert results(result) == ["NotSupported", "Busy", *["Clean"] * 6]
     assert verdict(result) == CANNOT_TELL
     assert result.report["gpus"][0]["usedBytes"] is None
