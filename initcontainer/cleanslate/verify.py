@@ -12,6 +12,7 @@ from cleanslate.gpus import GpuResult, GpuVerdict
 from cleanslate.nvml import NVML_DEADLINE_S, Nvml, Reading
 
 READ_INTERVAL_S = 0.01
+LONGEST_INTERVAL_S = 0.25
 CONFIRM_INTERVAL_S = 0.005  # once a reading passes, the rest of the row comes sooner
 SESSION_S = 1.0  # a session of NVML remembers GPUs that are lost since, so none is kept longer
 _ENOUGH = frozenset({GpuResult.CLEAN, GpuResult.BUSY})
@@ -47,8 +48,9 @@ def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled
     row, opened_at = 0, -SESSION_S
     last: Settled | None = None
     while True:
-        fresh = time.monotonic() - opened_at >= SESSION_S
-        opened_at = time.monotonic() if fresh else opened_at
+        begun = time.monotonic()
+        fresh = begun - opened_at >= SESSION_S
+        opened_at = begun if fresh else opened_at
         now = _look(nvml, judge, patience, reopen=fresh)
         if last and now.reading.silent and time.monotonic() >= patience.until:
             return last._replace(clean=False)  # cut short by the end of our time, not by the driver's silence
@@ -58,7 +60,13 @@ def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled
         tell(last)
         if last.clean or not (row or patience.hopeful(last.verdicts)) or time.monotonic() >= patience.until:
             return last
-        time.sleep(CONFIRM_INTERVAL_S if row else READ_INTERVAL_S)
+        regular = not fresh or now.reading.failure is not None
+        time.sleep(_interval_s(row, time.monotonic() - begun if regular else 0.0))
+
+
+def _interval_s(row: int, took_s: float) -> float:
+    """How long to wait after a reading that took so long: waiting is to cost a fifth of a core at most."""
+    return CONFIRM_INTERVAL_S if row else min(max(READ_INTERVAL_S, 4 * took_s), LONGEST_INTERVAL_S)
 
 
 def passes(settled: Settled, passing: frozenset[GpuResult]) -> bool:
