@@ -107,11 +107,11 @@ class Run:
                 self._purge(dry_run=False)
                 settled = self._settle(nvml, survey)
             survey = self._survey(nvml, settled.reading)
-            over = time.monotonic() >= self.until
-            if self._untried(survey) and rounds < ROUND_LIMIT and not over:
+            newcomers, over = self._untried(survey), time.monotonic() >= self.until
+            if newcomers and rounds < ROUND_LIMIT and not over:
                 continue
             self._judge_gpus(survey, settled.reading, settled=settled.clean)
-            if settled.clean or over or not _may_still_clear(self.findings.verdicts):
+            if settled.clean or newcomers or over or not _may_still_clear(self.findings.verdicts):
                 break
         with survey:
             self._give_up_on_the_rest(survey)
