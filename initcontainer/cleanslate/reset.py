@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from cleanslate import devices, ending, gpus, holding, people, procfs, verify
+from cleanslate import devices, ending, gpus, holding, people, procfs, termination, verify
 from cleanslate.ending import Fate
 from cleanslate.formats import Plan
 from cleanslate.gpus import GpuResult, GpuVerdict, Result
@@ -119,6 +119,7 @@ class Run:
 
     def _survey(self, nvml: Nvml, reading: Reading | None = None) -> Survey:
         """One survey, on a reading of its own unless one is given that is as good as new."""
+        termination.check()
         with self.findings.timed("survey"):
             if reading is None:
                 nvml.start()
@@ -169,6 +170,7 @@ class Run:
         """End what the survey says, if there is anything not tried before. Returns whether there was."""
         if not self._untried(survey):
             return False
+        termination.check()
         with self.findings.timed("end"):
             fates = ending.end(survey, grace_s=self.settings.grace_s, deadline=self.until)
         for pid, fate in fates.items():

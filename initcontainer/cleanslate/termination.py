@@ -3,6 +3,7 @@
 import signal
 
 EXIT_CODE = 143  # 128 + SIGTERM, as a shell says it
+_came = False
 
 
 class TerminatedError(Exception):
@@ -11,8 +12,20 @@ class TerminatedError(Exception):
 
 def heed() -> None:
     """From here on SIGTERM raises TerminatedError, wherever the program is: also in a read that never returns."""
+    signal.signal(signal.SIGTERM, _terminate)
 
-    def terminate(_: int, __: object) -> None:
+
+def check() -> None:
+    """Raise TerminatedError if SIGTERM came before.
+
+    For places that a program passes again and again: an exception that the interpreter raises inside one of its own callbacks
+    (a weak reference's, during an import) is swallowed there.
+    """
+    if _came:
         raise TerminatedError
 
-    signal.signal(signal.SIGTERM, terminate)
+
+def _terminate(_: int, __: object) -> None:
+    global _came  # noqa: PLW0603 - a signal belongs to the process
+    _came = True
+    raise TerminatedError

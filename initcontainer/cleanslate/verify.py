@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from cleanslate import termination
 from cleanslate.gpus import GpuResult, GpuVerdict
 from cleanslate.nvml import NVML_DEADLINE_S, Nvml, Reading
 
@@ -48,6 +49,7 @@ def settle(nvml: Nvml, judge: Judge, patience: Patience, tell: Callable[[Settled
     row, opened_at = 0, -SESSION_S
     last: Settled | None = None
     while True:
+        termination.check()
         begun = time.monotonic()
         fresh = begun - opened_at >= SESSION_S
         opened_at = begun if fresh else opened_at
