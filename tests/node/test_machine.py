@@ -174,6 +174,7 @@ def test_each_init_collects_orphans_or_not(init: str, left: str | None) -> None:
         machine.wait_until(lambda: machine.parent(orphan) == 1, "an orphan under PID 1")
         machine.kill(orphan)
         machine.wait_until(lambda: machine.state(orphan) == left, f"state {left}")
+        assert machine.state(orphan) == left
 
 
 def test_a_program_that_is_not_there_is_an_error(machine: Machine) -> None:
