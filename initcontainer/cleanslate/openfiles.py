@@ -102,8 +102,9 @@ def _look_in_child(
     aside = {str(asker), str(os.getpid())}
     there = [name for name in os.listdir("/proc") if name.isdigit() and name not in aside]
     pids = there if asked is None else [str(pid) for pid in asked]
-    problems = [problem for pid in pids if (problem := picture.add_process(pid))]
-    unread = problems[0] if problems else None
+    unreadable = [pid for pid in pids if picture.add_process(pid)]
+    # One that was just ending can't be read and is gone a moment later: it is asked once more, after all others.
+    unread = next((problem for pid in unreadable if (problem := picture.add_process(pid))), None)
     return len(pids), frozenset(picture.opened), frozenset(picture.mapped), frozenset(picture.mapped_names), unread
 
 

@@ -175,6 +175,7 @@ class Machine(Processes):
             self.ask("write", path=f"{group}/cgroup.procs", text=str(pid))
         state = self.path(group) / "freezer.state"
         state.write_text("FROZEN")
+        self.wait_until(lambda: "FROZEN" in state.read_text(), f"{pids} to stand still")
         self.wait_until(lambda: {self.state(pid) for pid in pids} == {"D"}, f"D state of {pids}")
         return state
 

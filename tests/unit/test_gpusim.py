@@ -274,6 +274,17 @@ def test_a_call_that_hangs_ends_by_sigkill_only(driver: Driver, function: str) -
     assert readable == []
 
 
+def await_frozen(freezer: Path, pid: int) -> None:
+    """Until the process is in the cgroup and all in it stands still: state D alone may be any wait for a disk."""
+    deadline = time.monotonic() + 10
+    while (
+        str(pid) not in (freezer / "cgroup.procs").read_text().split()
+        or "FROZEN" not in (freezer / "freezer.state").read_text()
+    ):
+        assert time.monotonic() < deadline, f"pid {pid}: not frozen"
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/freezer").exists(), reason="needs the freezer of cgroup version 1")
 def test_an_unkillable_call_survives_sigkill_until_it_is_thawed(driver: Driver) -> None:
     """Uninterruptible sleep as in the kernel's driver: SIGKILL has to wait."""
@@ -281,7 +292,7 @@ def test_an_unkillable_call_survives_sigkill_until_it_is_thawed(driver: Driver) 
         driver.system(freezer=str(freezer))
         driver.update(0, unkillable=("nvmlDeviceGetMemoryInfo_v2",))
         program = asking(driver)
-        wait_for_state(program, "D")
+        await_frozen(freezer, program.pid)
         program.kill()
         with pytest.raises(subprocess.TimeoutExpired):
             program.wait(0.5)
