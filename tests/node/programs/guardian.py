@@ -123,9 +123,12 @@ def _leave_stdio() -> None:
 
 
 def _python() -> None:
-    """A program of any kind that collects every child. Ends with the agent, which is always its child."""
+    """A program of any kind that collects every child. Without any it waits to be ended: the agent may go first."""
     while True:
-        os.waitpid(-1, 0)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            signal.pause()
 
 
 def _careless() -> None:
