@@ -153,7 +153,14 @@ def _lives(pid: int, processes: Mapping[Pid, Process]) -> bool:
 def _trackers(
     family: Family, children: Mapping[Pid, list[Pid]], processes: Mapping[Pid, Process], links: Links
 ) -> frozenset[Pid]:
-    near = {*children.get(family.head, ()), *family.members}
+    groups = {processes[pid].pgid for pid in family.members}
     pipes = frozenset[int]().union(*(links.held.get(pid, frozenset()) for pid in family.members))
     waiting = {pid for pid, pipe in links.awaited.items() if pipe in pipes}
-    return frozenset({pid for pid in near if roles.is_resource_tracker(processes[pid])} | waiting)
+    # What stands beside the workers, below the head, may be another server's, re-parented there: then its pipe or group is.
+    beside = {
+        pid
+        for pid in children.get(family.head, ())
+        if processes[pid].pgid in groups and (pid in waiting or pid not in links.awaited)
+    }
+    near = {pid for pid in beside | family.members if roles.is_resource_tracker(processes[pid])}
+    return frozenset(near | waiting)

@@ -23,9 +23,9 @@ def worker(pid: int = 120, ppid: int = 110, **known: object) -> Process:
     return titled(f"VLLM::Worker_TP{pid % 10}", pid, ppid, **{"pgid": 100, **known})
 
 
-def tracker(pid: int = 130, ppid: int = 100) -> Process:
-    """Python's resource tracker."""
-    return process(pid, ppid, argv=TRACKER, pgid=100)
+def tracker(pid: int = 130, ppid: int = 100, *, pgid: int = 100) -> Process:
+    """Python's resource tracker, in its front end's process group."""
+    return process(pid, ppid, argv=TRACKER, pgid=pgid)
 
 
 def found(*processes: Process, holders: tuple[int, ...] = (), host_init: bool = True) -> tuple[Family, ...]:
@@ -255,6 +255,15 @@ def test_a_tracker_shared_with_a_live_family_is_the_live_ones(tracker_parent: in
     assert by_head[100].trackers == {130}
     assert by_head[210].trackers == frozenset()
     assert 130 not in by_head[210].members
+
+
+def test_a_dead_servers_tracker_below_the_same_init_is_not_the_live_ones() -> None:
+    """Where PID 1 is itself the front end of a live server, what was re-parented to it keeps its own process group."""
+    wrapper = process(1, 0, pgid=1, sid=1)
+    processes = by_pid(wrapper, engine(110, 1, pgid=1), engine(210, 1, pgid=200), tracker(230, 1, pgid=200))
+    found = families.families(processes, frozenset(), host_init=False)
+    by_head = {one.head: one for one in families.with_trackers(found, processes, Links(held={}, awaited={}))}
+    assert 230 not in by_head[1].members
 
 
 def test_descendants_are_the_roots_and_all_below() -> None:
