@@ -53,9 +53,6 @@ class Outcome(StrEnum):
     NOT_ENDED = "NotEnded"  # not tried, refused, or out of time
 
 
-STUCK = frozenset({Outcome.ZOMBIE, Outcome.UNINTERRUPTIBLE, Outcome.UNKILLABLE})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """A process for as long as the machine is up: the kernel reuses pids, never a pid with its start time.

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from cleanslate.model import Process
 
-COMM_LIMIT = 15  # the kernel cuts comm there: VLLM::EngineCor
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:

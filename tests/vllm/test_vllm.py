@@ -40,7 +40,7 @@ def test_what_a_killed_front_end_leaves_is_found_and_ended(
     machine: ServerMachine, live: Server, doomed: Mapping[str, Server], launch: str
 ) -> None:
     """Engine, worker and both segments of a dead server are leftovers, wherever re-parented; a reset ends them alone."""
-    kill_and_reset(machine, live, doomed[launch])
+    assert_a_kill_is_reset(machine, live, doomed[launch])
 
 
 def test_a_server_starts_behind_the_gate(behind_the_gate: Server) -> None:
@@ -55,7 +55,7 @@ def test_a_server_started_with_nohup_is_a_leftover_only_without_its_front_end(
     kept = machine.cleanslate("reset")
     assert kept.verdicts(behind_the_gate.engine, behind_the_gate.worker) == ["Keep", "Keep"]
     assert behind_the_gate.healthy()
-    kill_and_reset(machine, live, behind_the_gate)
+    assert_a_kill_is_reset(machine, live, behind_the_gate)
 
 
 def test_a_live_server_beside_the_resets_goes_on_serving(live: Server) -> None:
@@ -76,7 +76,7 @@ def test_scope_all_ends_a_live_server_by_its_front_end(machine: ServerMachine, l
     assert (done.code, done.report["result"]) == (0, "Clean")
 
 
-def kill_and_reset(machine: ServerMachine, live: Server, dead: Server) -> None:
+def assert_a_kill_is_reset(machine: ServerMachine, live: Server, dead: Server) -> None:
     """SIGKILLs a front end and resets; asserts what the program saw, what it ended, and what it left alone."""
     spared = machine.names() - dead.segments
     dead.kill_front_end()
