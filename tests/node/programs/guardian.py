@@ -21,15 +21,13 @@ import namespaces
 
 KILL_DEADLINE_S = 10.0
 _THAW_AGAIN_MS = 50  # a process may be frozen between two looks
-_NODES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
-_LINKS = (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"))
 
 
 def main() -> int:
     """The guardian stays outside; its only child is the machine's PID 1."""
     spec, control = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test, whose end closes the lifeline
-    groups = cgroups.Cgroups(spec["name"])
+    groups = cgroups.Cgroups(spec["name"], cgroups.MACHINE)
     groups.make()
     try:
         namespaces.unshare(namespaces.NEWPID)
@@ -93,26 +91,11 @@ def _furnish(spec: dict, hierarchies: list[cgroups.Hierarchy]) -> None:
     pathlib.Path("/run/tini").write_bytes(tini)
     os.chmod("/run/tini", 0o755)
     namespaces.cover("/proc/driver", ())
-    _furnish_dev()
+    namespaces.own_devices()
     namespaces.cover("/sys/fs/cgroup", ())
     for one in hierarchies:
         os.mkdir(f"/sys/fs/cgroup/{one.name}")
         namespaces.mount(one.kind, f"/sys/fs/cgroup/{one.name}", one.kind, 0, one.options)
-
-
-def _furnish_dev() -> None:
-    namespaces.cover("/dev", ())
-    os.umask(0)
-    for name, major, minor in _NODES:
-        os.mknod(f"/dev/{name}", 0o020666, os.makedev(major, minor))
-    for name, target in _LINKS:
-        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
-    os.mkdir("/dev/pts")
-    namespaces.mount("devpts", "/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
-    os.symlink("pts/ptmx", "/dev/ptmx")
-    os.mkdir("/dev/shm")
-    namespaces.mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")
-    os.umask(0o022)
 
 
 def _leave_stdio() -> None:

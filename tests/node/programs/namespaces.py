@@ -6,13 +6,18 @@ from collections.abc import Iterable
 
 NEWNS = 0x00020000
 NEWCGROUP = 0x02000000
+NEWUTS = 0x04000000
 NEWIPC = 0x08000000
 NEWPID = 0x20000000
+NEWNET = 0x40000000
 BIND = 0x1000
 RECURSIVE = 0x4000
 PRIVATE = 0x40000
+SHARED = 0x100000
 NOSUID_NODEV_NOEXEC = 0x2 | 0x4 | 0x8
 
+_NODES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
+_LINKS = (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"))
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -56,6 +61,22 @@ def cover(directory: str, keep: Iterable[str], *, mode: str = "755") -> None:
         os.makedirs(path, exist_ok=True)
         mount(f"/proc/self/fd/{descriptor}", path, None, BIND | RECURSIVE)
         os.close(descriptor)
+
+
+def own_devices() -> None:
+    """Covers /dev with one of this mount namespace's own: the nodes that every program expects, pts and shm."""
+    cover("/dev", ())
+    os.umask(0)
+    for name, major, minor in _NODES:
+        os.mknod(f"/dev/{name}", 0o020666, os.makedev(major, minor))
+    for name, target in _LINKS:
+        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
+    os.mkdir("/dev/pts")
+    mount("devpts", "/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=620")
+    os.symlink("pts/ptmx", "/dev/ptmx")
+    os.mkdir("/dev/shm")
+    mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")
+    os.umask(0o022)
 
 
 def die_with_parent(signal_number: int) -> None:
