@@ -123,21 +123,9 @@ class Space:
         """A command line that runs `argv` in the space as a child of the caller."""
         return ["nsenter", f"--target={self.pid}", *namespaces.split(), "--", *map(os.fspath, argv)]
 
-    def run(self, *argv: str | os.PathLike[str], timeout_s: float = 60.0, **how: Any) -> str:
+    def run(self, *argv: str | os.PathLike[str], timeout_s: float = 60.0, input: str | None = None) -> str:  # noqa: A002
         """Runs a short command in the space and returns its output. Raises SpaceError with what it said."""
-        done = subprocess.run(
-            self.command(*argv),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env=ENVIRONMENT,
-            check=False,
-            **how,
-        )
-        if done.returncode:
-            words = " ".join(map(os.fspath, argv))
-            raise SpaceError(f"{words}: ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
-        return done.stdout
+        return run(self.command(*argv), timeout_s=timeout_s, stdin=input)
 
     def path(self, path: str | os.PathLike[str]) -> Path:
         """The space's file `path` as one of the caller's."""
@@ -184,6 +172,16 @@ class _Answer:
         descriptors = [int(number) for number in struct.unpack(f"{len(raw) // 4}i", raw)]
         pid, _, _ = struct.unpack(_CREDENTIALS, ancillary[socket.SCM_CREDENTIALS])
         return cls(value=value, descriptors=descriptors, pid=pid)
+
+
+def run(argv: Sequence[str], *, timeout_s: float = 60.0, stdin: str | None = None) -> str:
+    """Runs a short command and returns its output. Raises SpaceError with what it said."""
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "env": ENVIRONMENT}
+    done = subprocess.run(argv, input=stdin or "", timeout=timeout_s, **how)
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise SpaceError(f"{' '.join(argv)}: ended with {done.returncode}: {said}")
+    return done.stdout
 
 
 def listener(path: Path) -> socket.socket:

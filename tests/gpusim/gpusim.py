@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim.building import LIBRARY, build
-from gpusim.hardware import FAULTS, FUNCTIONS, GIB, MAX_GPUS, MIB, NO_MEMORY_INFO, Gpu, Mig, check, gpus, render
+from gpusim.hardware import FAULTS, FUNCTIONS, GIB, MAX_GPUS, MIB, NO_MEMORY_INFO, Gpu, Mig, check, gpus, parse, render
 from gpusim.holder import STATE, Hold, hold, monitor
 
 __all__ = [
@@ -91,6 +91,13 @@ class Driver:
         atexit.unregister(disallocate)  # once is enough, after the machines of all tests are gone
         atexit.register(disallocate)
         return driver
+
+    @classmethod
+    def attach(cls, directory: Path, dev: Path) -> "Driver":
+        """A driver that another process installed, as it is now. Raises FileNotFoundError where there is none."""
+        state = json.loads((directory / STATE).read_text())
+        machine = [parse(fields) for fields in state.pop("gpus")]
+        return cls(directory, dev, machine, state)
 
     @property
     def library(self) -> Path:

@@ -98,15 +98,25 @@ class Gpu:
         return self.pci or f"00000000:{0x1A + self.minor:02X}:00.0"
 
 
-def gpus(count: int) -> tuple[Gpu, ...]:
-    """That many idle GPUs with UUIDs that are the same in every run."""
-    return tuple(Gpu(uuid=f"GPU-{n:08x}-5eed-4c1e-a115-1a7e0000{n:04x}", minor=n) for n in range(count))
+def gpus(count: int, *, machine: int = 0) -> tuple[Gpu, ...]:
+    """That many idle GPUs with UUIDs that are the same in every run, and others in every `machine`."""
+    return tuple(Gpu(uuid=f"GPU-{n:08x}-5eed-4c1e-a115-1a7e{machine:04x}{n:04x}", minor=n) for n in range(count))
 
 
 def render(gpu: Gpu) -> dict[str, Any]:
     fields = dataclasses.asdict(gpu) | {"pci": gpu.pci_address, "missing": int(gpu.missing)}
     fields["mig"] = [_without_empty(instance) for instance in fields["mig"]]
     return _without_empty(fields)
+
+
+def parse(fields: Mapping[str, Any]) -> Gpu:
+    """The reverse of `render`."""
+    parts = [Mig(**_tuples(instance)) for instance in fields.get("mig", ())]
+    return Gpu(**_tuples(fields) | {"mig": tuple(parts), "missing": bool(fields.get("missing"))})
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
