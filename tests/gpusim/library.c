@@ -73,9 +73,8 @@ nvmlReturn_t copy_text(const char *value, char *to, unsigned int size)
     return NVML_SUCCESS;
 }
 
-/* The real library holds the nodes of the control device and of every GPU from nvmlInit to nvmlShutdown. A node that
- * is not there is left out, as in a container that was given fewer. */
-static void open_node(const char *state, const char *name)
+/* The real library holds the nodes of the control device and of every GPU from nvmlInit to nvmlShutdown. */
+static bool open_node(const char *state, const char *name)
 {
     char directory[256], path[300];
     json_text(json_get(state, "dev"), directory, sizeof directory);
@@ -83,8 +82,10 @@ static void open_node(const char *state, const char *name)
     int node = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (node >= 0)
         nodes[node_count++] = node;
+    return node >= 0;
 }
 
+/* A GPU whose node is not there or refused is left out, as in a container that was given fewer. */
 static void enumerate(const char *state)
 {
     const char *gpus = json_get(state, "gpus");
@@ -93,11 +94,9 @@ static void enumerate(const char *state)
     open_node(state, "nvidiactl");
     for (int gpu = 0; gpu < MAX_GPUS && json_at(gpus, gpu); gpu++) {
         const char *object = json_at(gpus, gpu);
-        if (json_number(json_get(object, "missing"), 0))
-            continue;
-        visible[visible_count++] = gpu;
         snprintf(name, sizeof name, "nvidia%llu", json_number(json_get(object, "minor"), 0));
-        open_node(state, name);
+        if (!json_number(json_get(object, "missing"), 0) && open_node(state, name))
+            visible[visible_count++] = gpu;
     }
 }
 

@@ -194,6 +194,24 @@ def test_a_missing_gpu_is_not_enumerated_and_the_others_move_up(driver: Driver, 
     assert len(list((tmp_path / "proc/gpus").iterdir())) == 8
 
 
+def test_a_gpu_without_its_node_is_not_enumerated_and_the_others_move_up(driver: Driver) -> None:
+    """A container that was given GPUs 2 and 5 has two, numbered 0 and 1: the library lists what it can open."""
+    for minor in {*range(8)} - {2, 5}:
+        (driver.dev / f"nvidia{minor}").unlink()
+    seen = [(gpu["index"], gpu["minor"], gpu["uuid"]) for gpu in ask(driver)["gpus"]]
+    assert seen == [(0, 2, UUIDS[2]), (1, 5, UUIDS[5])]
+
+
+def test_a_gpu_whose_node_is_refused_is_not_enumerated(driver: Driver) -> None:
+    """The node may be there and closed to this process, as to one in a container by the rules of its cgroup."""
+    (driver.dev / "nvidia0").chmod(0)
+    argv = ["setpriv", "--bounding-set=-dac_override", sys.executable, str(SIMULATOR / "ask.py")]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.directory)}
+    asked = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    assert [gpu["minor"] for gpu in json.loads(asked.stdout)["gpus"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert ask(driver)["count"] == 8
+
+
 def test_no_gpus_at_all_is_a_count_of_zero(tmp_path: Path) -> None:
     """A driver without a device starts, and says so."""
     driver = install(tmp_path, ())
