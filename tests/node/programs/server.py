@@ -3,7 +3,8 @@
 Front end, engine (`VLLM::EngineCore`) and workers (`VLLM::Worker_TP0`) by Python's multiprocessing, one resource tracker for all,
 `psm_*` made by the engine and mapped by the workers, `sem.mp-*` of the spawn context, a `nccl-*` file. As in the real one, the
 engine does not notice the front end's death, a worker notices its engine's, and SIGTERM to the front end ends all in order.
-Prints one line of JSON with the pids (of its PID namespace) and the names when it is up.
+Prints one line of JSON with the pids (of its PID namespace) and the names when it is up. In a pod, without `--workers`, it
+takes the GPUs that NVIDIA_VISIBLE_DEVICES names.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from gpusim import holder
 
 SEGMENT_BYTES = 1 << 20
 SEGMENTS = 2
+POD_DRIVER = "/usr/local/nvidia/lib64"
 TITLES = {
     "vllm": ("VLLM::EngineCore", "VLLM::Worker_TP{}"),
     "sglang": ("sglang::detokenizer", "sglang::scheduler_TP{}"),
@@ -132,7 +134,22 @@ def _stop_workers(workers: list[tuple]) -> None:
 def _hold(options: argparse.Namespace, rank: int) -> Any:
     if rank >= len(options.gpu):
         return None
-    return holder.hold(Path(options.driver), Path("/dev"), {options.gpu[rank]: options.gpu_bytes})
+    return holder.hold(Path(options.driver), Path("/dev"), {_gpu(options.gpu[rank]): options.gpu_bytes})
+
+
+def _gpu(name: str) -> int | str:
+    """As the driver's list is asked: by place or by UUID."""
+    return int(name) if name.isdecimal() else name
+
+
+def _visible_gpus(driver: str) -> list[str]:
+    """The GPUs that NVIDIA's runtime gave this container; unset, empty, "void" and "none" are no GPUs."""
+    named = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    if named in {"", "void", "none"}:
+        return []
+    if named == "all":
+        return [gpu["uuid"] for gpu in json.loads(Path(driver, holder.STATE).read_text())["gpus"]]
+    return named.split(",")
 
 
 def _make_nccl_file() -> tuple[str, mmap.mmap]:
@@ -166,14 +183,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("verb", choices=["serve"])
     parser.add_argument("model")
     parser.add_argument("--method", choices=["fork", "spawn"], default="spawn")
-    parser.add_argument("--workers", type=int, default=2, help="0: the engine works itself, as with one GPU")
+    parser.add_argument(
+        "--workers", type=int, help="0: the engine works itself, as with one GPU (default: one for each GPU)"
+    )
     parser.add_argument("--titles", choices=sorted(TITLES), default="vllm")
-    parser.add_argument("--driver", default="")
-    parser.add_argument("--gpu", type=int, action="append", default=[], help="the GPU of the next worker")
+    parser.add_argument("--driver", default=POD_DRIVER)
+    parser.add_argument("--gpu", action="append", metavar="INDEX|UUID", default=[], help="the GPU of the next worker")
     parser.add_argument("--gpu-bytes", type=int, default=1 << 30)
     parser.add_argument("--ignore-term", action="store_true", help="workers ignore SIGTERM")
     parser.add_argument("--orphan-patience-s", type=float, default=10.0)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.workers is None:
+        options.gpu = options.gpu or _visible_gpus(options.driver)
+        options.workers = len(options.gpu) if len(options.gpu) > 1 else 0
+    return options
 
 
 if __name__ == "__main__":
