@@ -7,8 +7,10 @@ it along, mounts, interfaces and firewall rules too, and nothing is found by its
 import fcntl
 import os
 import secrets
+import select
 import socket
 import ssl
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from cluster import binaries, components, images, kubectl, packages, pki, spaces, taking_down
 from cluster.components import NodeFacts
-from cluster.nodes import Node
+from cluster.nodes import GPUS, Node
 from cluster.places import CONFIG, PROGRAMS, Place
 
 NODES = 2
@@ -68,12 +70,25 @@ class Cluster:
         """kubectl as administrator."""
         return kubectl.Kubectl(program=binaries.kubectl(), kubeconfig=self.kubeconfig)
 
-    def load(self, image: str) -> str:
-        """Builds an image of images.NAMES if its inputs changed, imports it on every node, and returns its reference."""
-        archive = images.archive(image)
+    def load(self) -> None:
+        """Builds those of IMAGES whose inputs changed, and imports what a node has not got yet, while all runs."""
         for node in self.nodes.values():
-            node.load(archive)
-        return images.reference(image)
+            there = node.image_references()
+            for name in IMAGES:
+                if images.reference(name) not in there:
+                    node.load(images.archive(name))
+
+    def start_again(self, name: str) -> None:
+        """Starts a component of the control plane that was ended, and waits until the API server is ready."""
+        _start_component(self, name)
+        _await_api_server(self)
+
+    def components(self) -> list[spaces.Component]:
+        """All that runs. Raises SpaceError with those that run no more though nobody started them again."""
+        if ended := self.ended():
+            raise spaces.SpaceError(f"ended early: {'; '.join(ended)}")
+        every = [self.control, *(node.space for node in self.nodes.values())]
+        return [space.component(name) for space in every for name in space.components()]
 
     def ended(self) -> list[str]:
         """The components that run no more though nobody started them again: a sound cluster has none."""
@@ -141,6 +156,7 @@ def start(place: Place, node_count: int = NODES) -> Cluster:
     build(node_count)
     with alone(place):
         if found := find(place, node_count):
+            found.load()
             return found
         if taking_down.exists(place):
             taking_down.take_down(place)
@@ -200,7 +216,16 @@ def _start_api_server(cluster: Cluster) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         port = listening.getsockname()[1]
-        argv = ["python3", "-S", "-E", "-s", PROGRAMS / "forward.py", "3", components.CONTROL_IP, str(components.API_PORT)]
+        argv = [
+            "python3",
+            "-S",
+            "-E",
+            "-s",
+            PROGRAMS / "forward.py",
+            "3",
+            components.CONTROL_IP,
+            str(components.API_PORT),
+        ]
         _start_program(cluster, "forward", argv, [listening.fileno()])
     (cluster.place.state / "port").write_text(str(port))
     config = cluster.authority.kubeconfig("admin", f"https://127.0.0.1:{port}")
@@ -234,14 +259,30 @@ def _await_api_server(cluster: Cluster) -> None:
 
 def _await_ready(cluster: Cluster) -> None:
     """Until every node takes pods, and pods are let in: that needs their namespace's service account."""
-    cluster.kubectl.wait("create", "serviceaccount/default", timeout_s=READY_DEADLINE_S)
+    _wait(cluster, "create", "serviceaccount/default")
     if not cluster.nodes:
         return
     cluster.kubectl("apply", "--server-side", "-f", str(CONFIG / "objects.json"))
     names = [f"node/{name}" for name in cluster.nodes]
-    cluster.kubectl.wait("create", *names, timeout_s=READY_DEADLINE_S)
-    cluster.kubectl.wait("condition=Ready", *names, timeout_s=READY_DEADLINE_S)
-    for name in cluster.nodes:
-        cluster.kubectl.wait(
-            r"jsonpath={.status.allocatable.nvidia\.com/gpu}=8", f"node/{name}", timeout_s=READY_DEADLINE_S
-        )
+    _wait(cluster, "create", *names)
+    _wait(cluster, "condition=Ready", *names)
+    _wait(cluster, rf"jsonpath={{.status.allocatable.nvidia\.com/gpu}}={GPUS}", *names)
+
+
+def _wait(cluster: Cluster, condition: str, *what: str) -> None:
+    """`kubectl wait`, given up at once if a component ends."""
+    flags = ("wait", f"--for={condition}", f"--timeout={READY_DEADLINE_S:.0f}s", *what)
+    with subprocess.Popen(
+        cluster.kubectl.command(*flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as waiting:
+        own = os.pidfd_open(waiting.pid)
+        components = cluster.components()
+        ready, _, _ = select.select([own, *(one.pidfd for one in components)], [], [])
+        os.close(own)
+        if own not in ready:
+            waiting.kill()
+        said = waiting.stderr.read().decode().strip()
+    if own not in ready:
+        raise spaces.SpaceError(f"ended early: {', '.join(one.name for one in components if not one.alive)}")
+    if waiting.returncode:
+        raise spaces.SpaceError(f"{' '.join(what)} is not {condition} in {READY_DEADLINE_S:.0f} s: {said}")

@@ -11,7 +11,10 @@ SERVICES = "10.96.0.0/16"
 SERVICE_IP = "10.96.0.1"  # the API server's own Service: the first address of SERVICES
 API_PORT = 6443
 SERVER = f"https://{CONTROL_IP}:{API_PORT}"
-_NAMES = ("localhost", *(f"kubernetes{rest}" for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")))
+_NAMES = (
+    "localhost",
+    *(f"kubernetes{rest}" for rest in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
+)
 _ADDRESSES = ("127.0.0.1", CONTROL_IP, SERVICE_IP)
 _SERVER_NAMES = ",".join([f"IP:{ip}" for ip in _ADDRESSES] + [f"DNS:{name}" for name in _NAMES])
 # At the default 20 requests a second the tokens for all controllers alone take 5 s.
@@ -58,7 +61,12 @@ def control_plane(folder: Path, disk: Path, *, grace_s: int) -> dict[str, list[s
     """Name to command line, in the order of their start; `grace_s`: how long a node may be silent before it is NotReady."""
     built = binaries.kubernetes()
     lines = {
-        "etcd": [f"--data-dir={disk}/etcd", "--unsafe-no-fsync", "--log-level=warn", "--quota-backend-bytes=4294967296"],
+        "etcd": [
+            f"--data-dir={disk}/etcd",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+            "--quota-backend-bytes=4294967296",
+        ],
         "kube-apiserver": _api_server(folder),
         "kube-controller-manager": [
             f"--kubeconfig={folder}/kube-controller-manager.kubeconfig",

@@ -2,8 +2,10 @@
 
 import json
 import os
+import select
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,46 @@ class Kubectl:
         flags = (f"--for={condition}", f"--timeout={timeout_s:.0f}s")
         self("wait", *flags, *what, timeout_s=timeout_s + 10)
 
+    def watch(self, *what: str, timeout_s: float = 60.0) -> Iterator[Object]:
+        """The objects of a kind as they are, then as they change. Raises KubectlError when the time is over or the watch ends."""
+        deadline = time.monotonic() + timeout_s
+        argv = self.command("get", *what, "--watch", "-o", "json")
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                yield from _objects(process.stdout.fileno(), deadline)
+            finally:
+                process.kill()
+            said = process.stderr.read().decode().strip()
+        raise KubectlError(
+            f"kubectl get {' '.join(what)} --watch: {said or f'nothing came of it in {timeout_s:.0f} s'}"
+        )
+
+    def first_line(self, *arguments: str, timeout_s: float = 60.0) -> str:
+        """The first line that a command prints, which may go on for ever. Raises KubectlError if none comes in time."""
+        deadline, line = time.monotonic() + timeout_s, b""
+        with subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE) as process:
+            stream = process.stdout.fileno()
+            while not line.endswith(b"\n") and select.select([stream], [], [], max(0, deadline - time.monotonic()))[0]:
+                byte = os.read(stream, 1)
+                if not byte:
+                    break
+                line += byte
+            process.kill()
+        if not line.endswith(b"\n"):
+            raise KubectlError(f"kubectl {' '.join(arguments)}: printed no line in {timeout_s:.0f} s, but {line!r}")
+        return line.decode().rstrip("\n")
+
+    def until(self, *what: str, is_so: Callable[[Object], bool], timeout_s: float = 60.0) -> Object:
+        """The first object seen of which `is_so` holds. Raises KubectlError with the last one seen when the time is over."""
+        last: Object = {}
+        try:
+            for last in self.watch(*what, timeout_s=timeout_s):
+                if is_so(last):
+                    return last
+        except KubectlError as error:
+            raise KubectlError(f"{error}; last seen: {json.dumps(last.get('status', last))[:2000]}") from error
+        raise KubectlError(f"{' '.join(what)}: the watch ended")
+
     def delete(self, *what: str, timeout_s: float = 60.0) -> None:
         """Deletes and waits until it is gone; what is not there is no error."""
         self("delete", "--ignore-not-found", f"--timeout={timeout_s:.0f}s", *what, timeout_s=timeout_s + 10)
@@ -76,3 +118,20 @@ class Kubectl:
         """Runs a command in a pod's container. Raises KubectlError."""
         where: Sequence[str] = ("-c", container) if container else ()
         return self("exec", pod, *where, "--", *command)
+
+
+def _objects(stream: int, deadline: float) -> Iterator[Object]:
+    """JSON objects from a pipe, each as soon as it is whole, until the pipe or the time ends."""
+    decoder, text = json.JSONDecoder(), ""
+    while select.select([stream], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(stream, 1 << 20)
+        if not chunk:
+            return
+        text += chunk.decode()
+        while text := text.lstrip():
+            try:
+                found, end = decoder.raw_decode(text)
+            except ValueError:
+                break  # the rest of it is still to come
+            yield found
+            text = text[end:]

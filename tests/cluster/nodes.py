@@ -68,7 +68,7 @@ class Node:
 
     def join(self) -> None:
         """Starts what makes it a node of the cluster, once the API server answers."""
-        self._await_containerd()
+        self.await_containerd()
         for name in COMPONENTS[1:]:
             self.start(name)
 
@@ -78,8 +78,25 @@ class Node:
 
     def load(self, archive: Path) -> None:
         """Imports an image archive into the container runtime, while it runs. Raises SpaceError."""
-        self._await_containerd()
+        self.await_containerd()
         self.space.run("ctr", "--namespace", "k8s.io", "images", "import", archive)
+
+    def image_references(self) -> set[str]:
+        """The images that its container runtime has. Raises SpaceError."""
+        return set(self.space.run("ctr", "--namespace", "k8s.io", "images", "ls", "--quiet").split())
+
+    def await_containerd(self) -> None:
+        """Until containerd's socket takes connections. Raises SpaceError."""
+        runtime, path = self.component("containerd"), str(self.space.path(_CONTAINERD_SOCKET))
+        deadline = time.monotonic() + _START_DEADLINE_S
+        while not _answers(path):
+            if runtime.wait(_LOOK_AGAIN_S) or time.monotonic() > deadline:
+                raise spaces.SpaceError(f"{self.name}: containerd does not answer; see {self.place.logs}/{self.name}")
+
+    def pids(self, pod_uid: str) -> list[int]:
+        """The processes of a pod, by the machine's pids, its pause process first."""
+        folders = self.space.path("/sys/fs/cgroup/pids/kubepods").glob(f"**/pod{pod_uid}/*/cgroup.procs")
+        return sorted(int(pid) for folder in folders for pid in folder.read_text().split())
 
     def _command(self, name: str) -> list[str]:
         commands = {
@@ -93,9 +110,10 @@ class Node:
     def _connect(self) -> None:
         """Joins the node to the bridge of the control plane's network."""
         here, inside = self.facts, self.space
+        earlier = f"! ip link show {here.name} >&- 2>&- || ip link del {here.name}"  # of a node that was switched off
         join = f"ip link add {here.name} type veth peer name eth0 netns {inside.pid}"
-        raised = f"ip link set {here.name} master nodes up && ip route add {here.pods} via {here.ip}"
-        self._outer("sh", "-c", f"{join} && {raised}")
+        raised = f"ip link set {here.name} master nodes up && ip route replace {here.pods} via {here.ip}"
+        self._outer("sh", "-c", f"{earlier}; {join} && {raised}")
         lines = [f"addr add {here.ip}/{components.NODE_NETWORK} dev eth0", "link set eth0 up", "link set lo up"]
         lines += [f"route add default via {components.CONTROL_IP}"]
         inside.run("ip", "-batch", "-", input="\n".join(lines))
@@ -125,14 +143,6 @@ class Node:
         networks = self.space.path("/etc/cni/net.d")
         networks.mkdir(parents=True, exist_ok=True)
         _fill(CONFIG / "bridge.conflist", networks / "10-bridge.conflist", {"pods": self.facts.pods})
-
-    def _await_containerd(self) -> None:
-        """Until containerd's socket takes connections. Raises SpaceError."""
-        runtime, path = self.component("containerd"), str(self.space.path(_CONTAINERD_SOCKET))
-        deadline = time.monotonic() + _START_DEADLINE_S
-        while not _answers(path):
-            if runtime.wait(_LOOK_AGAIN_S) or time.monotonic() > deadline:
-                raise spaces.SpaceError(f"{self.name}: containerd does not answer; see {self.place.logs}/{self.name}")
 
 
 def _answers(path: str) -> bool:

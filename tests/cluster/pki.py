@@ -26,13 +26,17 @@ class Authority:
         """Makes the authority, and the key that signs service accounts' tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self._openssl("req", "-x509", *_EC, "-days", DAYS, "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+        self._openssl(
+            "req", "-x509", *_EC, "-days", DAYS, "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt"
+        )
         self._openssl("genrsa", "-out", "sa.key", "2048")
 
     def issue(self, name: str, subject: str, alternatives: str = "") -> None:
         """Makes NAME.key and NAME.crt for client and server use; `alternatives` as in openssl's subjectAltName."""
         extensions = self.folder / f"{name}.ext"
-        lines = ["extendedKeyUsage=clientAuth,serverAuth"] + ([f"subjectAltName={alternatives}"] if alternatives else [])
+        lines = ["extendedKeyUsage=clientAuth,serverAuth"] + (
+            [f"subjectAltName={alternatives}"] if alternatives else []
+        )
         extensions.write_text("\n".join(lines))
         self._openssl("req", "-new", *_EC, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
         signer = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAserial", f"{name}.srl", "-CAcreateserial")

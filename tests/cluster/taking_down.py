@@ -1,5 +1,9 @@
-"""Ends a cluster, whatever state it is in: its cgroups tell what belongs to it, so a half-made one goes as well as a whole one."""
+"""Ends a cluster, whatever state it is in.
 
+Its cgroups tell which processes belong to it, so a half-made one goes as well as a whole one.
+"""
+
+import contextlib
 import os
 import select
 import shutil
@@ -62,7 +66,5 @@ def _kill_member(pid: int, place: Place) -> int | None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # another cluster's place is there, or there never was one
         folder.rmdir()
-    except OSError:
-        pass  # another cluster's place is there, or there never was one

@@ -33,6 +33,7 @@ TEST_SWITCH = re.compile(r"(?i)pytest|gpusim|\btesting\b|is_test|in_test|test_mo
 DOCUMENTATION = (
     "github.com/",
     "kubernetes.io/",
+    "kubernetes.default",  # the API server's own name in every cluster
     "www.apache.org/",
     "apache.org/",
     "docs.kernel.org/",

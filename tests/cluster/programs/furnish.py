@@ -26,8 +26,9 @@ def furnish(root: dict[str, Any], hierarchies: Sequence[cgroups.Hierarchy]) -> N
     """Called as PID 1 of new namespaces, before anything runs in them. `root["kind"]`: control or node."""
     namespaces.own_mounts()
     if root["kind"] == "control":
-        return _furnish_control(root)
-    _furnish_node(root, hierarchies)
+        _furnish_control(root)
+    else:
+        _furnish_node(root, hierarchies)
 
 
 def _furnish_control(root: dict[str, Any]) -> None:
@@ -83,7 +84,8 @@ def _show(path: str, text: str) -> None:
 def _mount_cgroups(hierarchies: Sequence[cgroups.Hierarchy]) -> None:
     """Each hierarchy where the machine has it; in a cgroup namespace its root is the node's own group."""
     if any(one.mount_point == "/sys/fs/cgroup" for one in hierarchies):
-        return namespaces.mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "")
+        namespaces.mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, "")
+        return
     namespaces.mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0, "mode=755")
     for one in hierarchies:
         os.mkdir(one.mount_point)

@@ -8,6 +8,7 @@ A request is one JSON message, an answer another. `start` (name, argv, env, log;
 `open` (name) answer with the pid and bring a pidfd; `list` tells each name's exit code, None while it runs.
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -113,10 +114,8 @@ class Init:
                 answer = {"value": value}
             except (OSError, ValueError, KeyError) as error:
                 answer, brought = {"error": repr(error)}, []
-            try:
+            with contextlib.suppress(OSError):  # whoever asked is gone
                 socket.send_fds(connection, [json.dumps(answer).encode()], brought)
-            except OSError:
-                pass  # whoever asked is gone
             for descriptor in (*handed, *brought):
                 os.close(descriptor)
 

@@ -1,0 +1,89 @@
+"""The cluster of the tests: started once a session, or the one that `make cluster` has started, or one of one's own (own.py)."""
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from cluster import cluster, evidence, images, own, places, taking_down, tenants
+from cluster.cluster import Cluster
+from cluster.kubectl import Kubectl
+from cluster.nodes import Node
+from cluster.places import Place
+from cluster.tenants import Tenant
+
+PLACE = Place()
+_STARTED_HERE = "started-by-tests"
+
+
+@pytest.fixture(scope="session")
+def running_cluster() -> Cluster:
+    """The cluster of this checkout; the last process of the session takes it down if a test has started it."""
+    if os.geteuid() != 0:
+        pytest.fail("the test cluster needs root: it makes namespaces, mounts and cgroups of its own")
+    theirs = cluster.find(PLACE) is not None
+    started = cluster.start(PLACE)
+    if not theirs:
+        (PLACE.state / _STARTED_HERE).touch()
+    return started
+
+
+@pytest.fixture
+def sound_cluster(running_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, whole; a component that has ended by the test's end fails it, and a new cluster is for the next one."""
+    yield running_cluster
+    if ended := running_cluster.ended():
+        pytest.fail(f"components ended under the test: {ended}; logs are in {places.KEPT_LOGS}")
+
+
+@pytest.fixture(name="cluster")
+def embedded(sound_cluster: Cluster) -> Cluster:
+    """The embedded cluster with its nodes, spaces and faults."""
+    if own.kubectl():
+        pytest.skip(f"{own.VARIABLE} is set: this test needs the embedded cluster")
+    return sound_cluster
+
+
+@pytest.fixture
+def tenant(request: pytest.FixtureRequest) -> Iterator[Tenant]:
+    """The test's own namespace and node labels, on the embedded cluster or on one's own."""
+    kubectl, references = _tenancy(request)
+    with tenants.tenant(kubectl, references, request.node.name) as one:
+        yield one
+
+
+def _tenancy(request: pytest.FixtureRequest) -> tuple[Kubectl, Callable[[str], str]]:
+    if external := own.kubectl():
+        return external, images.reference
+    return request.getfixturevalue("sound_cluster").kubectl, images.reference
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Node:
+    """The first real node."""
+    return cluster.nodes["node-1"]
+
+
+@pytest.fixture
+def other_node(cluster: Cluster) -> Node:
+    """The second real node."""
+    return cluster.nodes["node-2"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keeps what tells why a test failed, before its corner is taken away."""
+    report = yield
+    used = "sound_cluster" in getattr(item, "fixturenames", ())
+    if report.failed and used and taking_down.exists(PLACE):
+        folder = places.KEPT_LOGS / re.sub(r"[^\w.-]+", "-", f"{item.name}-{report.when}")
+        evidence.keep(PLACE, folder)
+        report.sections.append(("cluster", f"logs and objects: {folder}"))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The session's end is the end of a cluster that a test has started; pytest-xdist's workers leave that to the first."""
+    if not hasattr(session.config, "workerinput") and (PLACE.state / _STARTED_HERE).exists():
+        cluster.stop(PLACE)

@@ -1,0 +1,206 @@
+"""Faults on demand, each a context manager that mends at its end what it broke. Those of the API's answers: faultproxy.py."""
+
+import copy
+import secrets
+import shutil
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster import images, packages, spaces
+from cluster.cluster import Cluster
+from cluster.nodes import Node
+
+FAKETIME = {"/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1": "libfaketime"}
+_FAKETIME_LIBRARY = next(iter(FAKETIME))
+_RUNNING_S = 0.002
+
+
+@contextmanager
+def stopped(component: spaces.Component) -> Iterator[None]:
+    """A component that does not answer, with its connections open: SIGSTOP, and SIGCONT at the end."""
+    component.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        component.send(signal.SIGCONT)
+
+
+@contextmanager
+def api_server_stopped(cluster: Cluster) -> Iterator[None]:
+    """The API server takes connections and does not answer."""
+    with stopped(cluster.control.component("kube-apiserver")):
+        yield
+
+
+@contextmanager
+def api_server_down(cluster: Cluster) -> Iterator[None]:
+    """The API server is gone, every connection with it; at the end it is started again and ready."""
+    cluster.control.component("kube-apiserver").stop(number=signal.SIGKILL)
+    try:
+        yield
+    finally:
+        cluster.start_again("kube-apiserver")
+
+
+@contextmanager
+def etcd_slow(cluster: Cluster, pause_s: float) -> Iterator[None]:
+    """Every write and most reads take about `pause_s` seconds longer: etcd stands still, but for 2 ms in between."""
+    etcd, over = cluster.control.component("etcd"), threading.Event()
+
+    def interrupt() -> None:
+        while not over.is_set():
+            with stopped(etcd):
+                over.wait(pause_s)
+            over.wait(_RUNNING_S)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def kubelet_stopped(node: Node) -> Iterator[None]:
+    """The kubelet hangs: its node is NotReady after cluster.SILENCE_S, its containers run on."""
+    with stopped(node.component("kubelet")):
+        yield
+
+
+@contextmanager
+def kubelet_down(node: Node) -> Iterator[None]:
+    """The kubelet is gone; at the end it is started again."""
+    node.component("kubelet").stop()
+    try:
+        yield
+    finally:
+        node.start("kubelet")
+
+
+@contextmanager
+def runtime_stopped(node: Node) -> Iterator[None]:
+    """containerd hangs: containers run on, none can be started, asked after or ended."""
+    with stopped(node.component("containerd")):
+        yield
+
+
+@contextmanager
+def runtime_down(node: Node) -> Iterator[None]:
+    """containerd is gone; at the end it is started again and answers. Containers run on under their shims."""
+    node.component("containerd").stop()
+    try:
+        yield
+    finally:
+        node.start("containerd")
+        node.await_containerd()
+
+
+@contextmanager
+def cut_off(node: Node) -> Iterator[None]:
+    """The node's network is unplugged; everything on it runs on."""
+    with _link_down(node.space.command("ip", "link", "set", "eth0", namespaces="--net")):
+        yield
+
+
+@contextmanager
+def pod_cut_off(node: Node, pod_uid: str) -> Iterator[None]:
+    """The pod's own network is unplugged; the node's is not. Raises LookupError if it has no process on this node."""
+    pids = node.pids(pod_uid)
+    if not pids:
+        raise LookupError(f"pod {pod_uid}: no process on {node.name}")
+    with _link_down(["nsenter", f"--target={pids[0]}", "--net", "--", "ip", "link", "set", "eth0"]):
+        yield
+
+
+@contextmanager
+def _link_down(command: list[str]) -> Iterator[None]:
+    spaces.run([*command, "down"])
+    try:
+        yield
+    finally:
+        spaces.run([*command, "up"])
+
+
+@contextmanager
+def image_missing(node: Node, image: str) -> Iterator[None]:
+    """The node has not got one of images.NAMES, and nobody to pull it from; at the end it has it again."""
+    node.space.run("ctr", "--namespace", "k8s.io", "images", "rm", "--sync", images.reference(image))
+    try:
+        yield
+    finally:
+        node.load(images.archive(image))
+
+
+def reboot(node: Node) -> None:
+    """Everything on the node dies at once; it comes up with another boot id, an empty /run and the disk that it had.
+
+    Returns once its kubelet runs again. The pod network's addresses are given out anew, as after a real one.
+    """
+    power_off(node)
+    power_on(node)
+
+
+def power_off(node: Node) -> None:
+    """Everything on the node dies at once."""
+    machine = node.outside.component(node.name)
+    machine.stop(number=signal.SIGKILL)  # its PID 1 dies with it, and everything with that
+
+
+def power_on(node: Node) -> None:
+    """The node comes up again after `power_off`."""
+    node.boot(str(uuid.UUID(bytes=secrets.token_bytes(16), version=4)))
+    node.join()
+
+
+def skewed_environment(seconds: float) -> dict[str, str]:
+    """Variables with which a program sees a clock that is `seconds` ahead (behind if negative), by libfaketime.
+
+    For dynamic programs, Python among them. The kernel has no namespace for the real-time clock (time_namespaces(7)), so
+    a whole node cannot be skewed; simulated ones can (fakenodes). Installs libfaketime where it is missing.
+    """
+    packages.ensure(FAKETIME)
+    monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # a wrong wall clock leaves timeouts alone
+    return {"LD_PRELOAD": _FAKETIME_LIBRARY, "FAKETIME": f"{seconds:+f}s", **monotonic}
+
+
+def skewed(pod: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The pod with a wrong clock in each of its containers, as in `skewed_environment`; they need Debian's libc."""
+    changed = copy.deepcopy(dict(pod))
+    spec = changed["spec"]
+    folder = str(Path(_FAKETIME_LIBRARY).parent)
+    environment = [{"name": name, "value": value} for name, value in skewed_environment(seconds).items()]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        container.setdefault("env", []).extend(environment)
+        container.setdefault("volumeMounts", []).append({"name": "faketime", "mountPath": folder, "readOnly": True})
+    spec.setdefault("volumes", []).append({"name": "faketime", "hostPath": {"path": folder}})
+    return changed
+
+
+@contextmanager
+def gpu(node: Node, index: int, **fields: Any) -> Iterator[None]:
+    """A GPU of the node with a fault (gpusim.Gpu's fields), in programs that run already too."""
+    driver = node.driver
+    sound = driver.gpus[index]
+    driver.update(index, **fields)
+    try:
+        yield
+    finally:
+        current = node.driver
+        current.update(index, **{name: getattr(sound, name) for name in fields})
+
+
+@contextmanager
+def moved(path: Path, aside: Path) -> Iterator[None]:
+    """A file or folder that is not in its place, and back at the end."""
+    shutil.move(path, aside)
+    try:
+        yield
+    finally:
+        shutil.move(aside, path)
