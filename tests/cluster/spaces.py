@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ class Space:
             process.kill()
             process.wait()
             raise SpaceError(f"{spec['hostname']}: cannot make its namespaces; see {log}") from error
-        process.returncode = 0  # it lives on: this object is not to wait for it
+        threading.Thread(target=process.wait, daemon=True).start()  # it lives on; should it end before us, it is collected
         return space
 
     @property

@@ -44,11 +44,15 @@ def _cgroups() -> list[str]:
 
 
 def _processes(place: Place) -> list[str]:
-    """Those in its cgroups, and those that see its mounts or were told its paths."""
+    """Those in its cgroups, and those that see its mounts or were told its paths.
+
+    Not zombies: those wait for their collector, and have nothing of the cluster any more.
+    """
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         texts = [_text(f"/proc/{pid}/{name}") for name in ("cgroup", "mountinfo", "cmdline")]
-        if int(pid) != os.getpid() and any(place.key in text for text in texts):
+        zombie = "State:\tZ" in _text(f"/proc/{pid}/status")
+        if int(pid) != os.getpid() and not zombie and any(place.key in text for text in texts):
             found.append(f"{pid} {texts[2]}")
     return found
 
