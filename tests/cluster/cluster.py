@@ -206,6 +206,7 @@ def _make_control(cluster: Cluster) -> None:
     lines = ["link set lo up", "link add nodes type bridge"]
     lines += [f"addr add {components.CONTROL_IP}/{components.NODE_NETWORK} dev nodes", "link set nodes up"]
     space.run("ip", "-batch", "-", input="\n".join(lines))
+    space.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")  # from a node's pods to another's
 
 
 def _start_api_server(cluster: Cluster) -> None:

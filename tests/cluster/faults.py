@@ -1,6 +1,7 @@
 """Faults on demand, each a context manager that mends at its end what it broke. Those of the API's answers: faultproxy.py."""
 
 import copy
+import json
 import secrets
 import shutil
 import signal
@@ -11,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import images, packages, spaces
+from cluster import images, spaces
 from cluster.cluster import Cluster
 from cluster.nodes import Node
+from cluster.places import PROGRAMS
+from gpusim import building
 
-FAKETIME = {"/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1": "libfaketime"}
-_FAKETIME_LIBRARY = next(iter(FAKETIME))
 _RUNNING_S = 0.002
 
 
@@ -105,7 +106,7 @@ def runtime_down(node: Node) -> Iterator[None]:
 @contextmanager
 def cut_off(node: Node) -> Iterator[None]:
     """The node's network is unplugged; everything on it runs on."""
-    with _link_down(node.space.command("ip", "link", "set", "eth0", namespaces="--net")):
+    with _unplugged(node.outside, node.name):
         yield
 
 
@@ -115,12 +116,17 @@ def pod_cut_off(node: Node, pod_uid: str) -> Iterator[None]:
     pids = node.pids(pod_uid)
     if not pids:
         raise LookupError(f"pod {pod_uid}: no process on {node.name}")
-    with _link_down(["nsenter", f"--target={pids[0]}", "--net", "--", "ip", "link", "set", "eth0"]):
+    inside = spaces.run(["nsenter", f"--target={pids[0]}", "--net", "--", "ip", "-json", "link", "show", "eth0"])
+    peer = json.loads(inside)[0]["link_index"]
+    links = json.loads(spaces.run(node.space.command("ip", "-json", "link", namespaces="--net")))
+    with _unplugged(node.space, next(link["ifname"] for link in links if link["ifindex"] == peer)):
         yield
 
 
 @contextmanager
-def _link_down(command: list[str]) -> Iterator[None]:
+def _unplugged(space: spaces.Space, interface: str) -> Iterator[None]:
+    """The outer end of a pair is down: the inner one keeps its addresses and routes, as with a cable that is pulled."""
+    command = space.command("ip", "link", "set", interface, namespaces="--net")
     spaces.run([*command, "down"])
     try:
         yield
@@ -159,27 +165,25 @@ def power_on(node: Node) -> None:
     node.join()
 
 
-def skewed_environment(seconds: float) -> dict[str, str]:
-    """Variables with which a program sees a clock that is `seconds` ahead (behind if negative), by libfaketime.
+def skewed_environment(seconds: int) -> dict[str, str]:
+    """Variables with which a program has a wall clock that is `seconds` ahead (behind if negative).
 
     For dynamic programs, Python among them. The kernel has no namespace for the real-time clock (time_namespaces(7)), so
-    a whole node cannot be skewed; simulated ones can (fakenodes). Installs libfaketime where it is missing.
+    a whole node cannot be skewed; simulated ones can (fakenodes).
     """
-    packages.ensure(FAKETIME)
-    monotonic = {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # a wrong wall clock leaves timeouts alone
-    return {"LD_PRELOAD": _FAKETIME_LIBRARY, "FAKETIME": f"{seconds:+f}s", **monotonic}
+    return {"LD_PRELOAD": str(building.build_program(PROGRAMS / "skew.c", library=True)), "SKEW_S": str(seconds)}
 
 
-def skewed(pod: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The pod with a wrong clock in each of its containers, as in `skewed_environment`; they need Debian's libc."""
+def skewed(pod: Mapping[str, Any], seconds: int) -> dict[str, Any]:
+    """The pod with a wrong clock in each of its containers, as in `skewed_environment`; their images need Debian's libc."""
     changed = copy.deepcopy(dict(pod))
-    spec = changed["spec"]
-    folder = str(Path(_FAKETIME_LIBRARY).parent)
-    environment = [{"name": name, "value": value} for name, value in skewed_environment(seconds).items()]
+    spec, variables = changed["spec"], skewed_environment(seconds)
+    library = variables["LD_PRELOAD"]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container.setdefault("env", []).extend(environment)
-        container.setdefault("volumeMounts", []).append({"name": "faketime", "mountPath": folder, "readOnly": True})
-    spec.setdefault("volumes", []).append({"name": "faketime", "hostPath": {"path": folder}})
+        container.setdefault("env", []).extend({"name": name, "value": value} for name, value in variables.items())
+        mount = {"name": "skew", "mountPath": library, "readOnly": True}
+        container.setdefault("volumeMounts", []).append(mount)
+    spec.setdefault("volumes", []).append({"name": "skew", "hostPath": {"path": library}})
     return changed
 
 

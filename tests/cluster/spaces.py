@@ -90,7 +90,9 @@ class Space:
             process.kill()
             process.wait()
             raise SpaceError(f"{spec['hostname']}: cannot make its namespaces; see {log}") from error
-        threading.Thread(target=process.wait, daemon=True).start()  # it lives on; should it end before us, it is collected
+        threading.Thread(
+            target=process.wait, daemon=True
+        ).start()  # it lives on; should it end before us, it is collected
         return space
 
     @property

@@ -18,6 +18,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 PAUSE = "import signal; signal.pause()"
 API = "import socket; socket.create_connection(('10.96.0.1', 443), 2).close()"
+SOON = """
+import socket, time
+for attempt in range(100):
+    if socket.socket().connect_ex(('10.96.0.1', 443)) == 0: break
+    time.sleep(0.1)
+else: raise TimeoutError
+"""  # what asked while nobody was there is asked again after a second or two: net.ipv4.neigh.*.retrans_time_ms
 READY = "condition=Ready"
 
 
@@ -123,10 +130,10 @@ def test_a_pod_without_network_reaches_nobody(tenant: Tenant, node: Node) -> Non
     tenant.run(pod("two", python("main", tenant.images("python"), PAUSE), node=node.name))
     tenant.kubectl.execute("one", "python3", "-c", API)
     with faults.pod_cut_off(node, one["metadata"]["uid"]):
-        with pytest.raises(KubectlError, match=r"unreachable|timed out"):
+        with pytest.raises(KubectlError, match=r"nreachable|timed out|No route"):
             tenant.kubectl.execute("one", "python3", "-c", API)
         tenant.kubectl.execute("two", "python3", "-c", API)
-    tenant.kubectl.execute("one", "python3", "-c", API)
+    tenant.kubectl.execute("one", "python3", "-c", SOON)
 
 
 def test_a_node_without_network_is_out_of_reach(cluster: Cluster, node: Node, other_node: Node) -> None:
@@ -139,8 +146,8 @@ def test_a_node_without_network_is_out_of_reach(cluster: Cluster, node: Node, ot
     assert cluster.kubectl("get", "--raw", healthz.format(node.name), timeout_s=30) == "ok"
 
 
-@pytest.mark.parametrize("seconds", [-3600.0, 600.0])
-def test_a_skewed_clock_is_wrong_by_what_was_asked(tenant: Tenant, node: Node, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [-3600, 600])
+def test_a_skewed_clock_is_wrong_by_what_was_asked(tenant: Tenant, node: Node, seconds: int) -> None:
     """In a pod and in a program beside the test; a timeout takes as long as ever."""
     code = "import time; a = time.monotonic(); time.sleep(0.05); print(time.time(), time.monotonic() - a)"
     manifest = faults.skewed(pod("wrong", python("main", tenant.images("python"), code), node=node.name), seconds)

@@ -28,9 +28,9 @@ def build(*, memory_v2: bool = True) -> Path:
     return built
 
 
-def build_program(source: Path) -> Path:
-    """Compile one C file to a program of its name, kept below ~/.cache/cleanslate/programs by its hash. Raises as `build`."""
-    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+def build_program(source: Path, *, library: bool = False) -> Path:
+    """Compile one C file, kept below ~/.cache/cleanslate/programs by its hash; `library`: to a shared one. Raises as `build`."""
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"] + (["-shared", "-fPIC"] if library else [])
     key = hashlib.sha256(repr((platform.machine(), platform.libc_ver(), flags)).encode() + source.read_bytes())
     built = Path.home() / ".cache" / "cleanslate" / "programs" / key.hexdigest()[:32] / source.stem
     if not built.exists():
