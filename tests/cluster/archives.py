@@ -18,7 +18,7 @@ from typing import Any
 
 from cluster import places
 
-KEPT = 8  # archives of one name; older ones are removed when a new one is made
+KEPT = 4  # archives of one name; older ones are removed when a new one is made
 INDEX = "index.json"
 
 

@@ -22,16 +22,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cluster import binaries, components, images, kubectl, packages, pki, spaces, taking_down
+from cluster import binaries, components, images, imagestore, kubectl, packages, pki, spaces, taking_down
 from cluster.components import NodeFacts
-from cluster.nodes import GPUS, Node
+from cluster.nodes import GPUS, IMAGES, Node
 from cluster.places import CONFIG, PROGRAMS, Place
 
 NODES = 2
-IMAGES = ("pause", "python", "node-program", "server")
 READY_DEADLINE_S = 120.0
-SILENCE_S = 20  # a node is NotReady after so long; 50 s by default, which a test would have to wait
-_LOOK_AGAIN_S = 0.02
+SILENCE_S = 20  # Kubernetes' own default is 50 s, which a test would have to wait
+_LOOK_AGAIN_S = 0.1
 
 
 class ClusterError(Exception):
@@ -44,6 +43,7 @@ class Cluster:
 
     place: Place
     node_count: int
+    silence_s: int = SILENCE_S
 
     @property
     def control(self) -> spaces.Space:
@@ -59,6 +59,11 @@ class Cluster:
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig; it names an address of this machine."""
         return self.place.kubeconfig
+
+    @property
+    def inner_kubeconfig(self) -> Path:
+        """The administrator's within the cluster's own network: for programs that are started there, with nothing between."""
+        return self.place.state / "inner.kubeconfig"
 
     @property
     def authority(self) -> pki.Authority:
@@ -134,8 +139,7 @@ def build(node_count: int = NODES) -> None:
     if node_count:
         for name in binaries.SMALL:
             binaries.small(name)
-        for name in IMAGES:
-            images.archive(name)
+        imagestore.archive(IMAGES)
 
 
 def find(place: Place, node_count: int = NODES) -> Cluster | None:
@@ -147,8 +151,10 @@ def find(place: Place, node_count: int = NODES) -> Cluster | None:
         return None
 
 
-def start(place: Place, node_count: int = NODES) -> Cluster:
+def start(place: Place, node_count: int = NODES, *, silence_s: int = SILENCE_S) -> Cluster:
     """Starts a cluster, or returns the one that runs; what is left of a broken one is taken away first.
+
+    A node that is silent for `silence_s` is NotReady.
 
     Blocks for seconds, and for minutes if Kubernetes is to be built. Raises ClusterError, with everything of it left in
     place to look at.
@@ -161,7 +167,7 @@ def start(place: Place, node_count: int = NODES) -> Cluster:
         if taking_down.exists(place):
             taking_down.take_down(place)
         try:
-            return _start(place, node_count)
+            return _start(Cluster(place, node_count, silence_s))
         except (spaces.SpaceError, kubectl.KubectlError) as error:
             raise ClusterError(f"cluster {place.name}: cannot start: {error}; logs: {place.logs}") from error
 
@@ -172,11 +178,11 @@ def stop(place: Place) -> None:
         taking_down.take_down(place)
 
 
-def _start(place: Place, node_count: int) -> Cluster:
-    cluster = Cluster(place, node_count)
+def _start(cluster: Cluster) -> Cluster:
+    place = cluster.place
     facts = tuple(node.facts for node in cluster.nodes.values())
     _make_folders(place)
-    with ThreadPoolExecutor(2 + node_count) as workers:
+    with ThreadPoolExecutor(2 + cluster.node_count) as workers:
         certificates = workers.submit(components.make_certificates, cluster.authority, facts)
         _make_control(cluster)
         certificates.result()
@@ -231,21 +237,21 @@ def _start_api_server(cluster: Cluster) -> None:
     (cluster.place.state / "port").write_text(str(port))
     config = cluster.authority.kubeconfig("admin", f"https://127.0.0.1:{port}")
     pki.write(cluster.kubeconfig, config)
+    pki.write(cluster.inner_kubeconfig, cluster.authority.kubeconfig("admin", components.SERVER))
 
 
 def _start_component(cluster: Cluster, name: str) -> None:
     folder, disk = cluster.authority.folder, cluster.place.state / "disk"
-    _start_program(cluster, name, components.control_plane(folder, disk, grace_s=SILENCE_S)[name], [])
+    _start_program(cluster, name, components.control_plane(folder, disk, silence_s=cluster.silence_s)[name], [])
 
 
 def _start_program(cluster: Cluster, name: str, argv: list[str | Path], descriptors: list[int]) -> None:
-    cluster.control.start(name, argv, log=str(cluster.place.logs / f"{name}.log"), descriptors=descriptors)
+    log = str(cluster.place.logs / f"{name}.log")
+    cluster.control.start(name, argv, log=log, env=components.ENVIRONMENT, descriptors=descriptors)
 
 
 def _boot(node: Node) -> None:
     node.boot(str(uuid.UUID(bytes=secrets.token_bytes(16), version=4)))
-    for name in IMAGES:
-        node.load(images.archive(name))
 
 
 def _await_api_server(cluster: Cluster) -> None:

@@ -13,13 +13,14 @@ from cluster.nodes import Node
 from cluster.places import Place
 from cluster.tenants import Tenant
 
-PLACE = Place()
+# pytest-xdist's workers have a cluster each, so that no test's faults are another's.
+PLACE = Place(name=os.environ.get("PYTEST_XDIST_WORKER", "main"))
 _STARTED_HERE = "started-by-tests"
 
 
 @pytest.fixture(scope="session")
 def running_cluster() -> Cluster:
-    """The cluster of this checkout; the last process of the session takes it down if a test has started it."""
+    """The cluster of this checkout, taken down at the end of the session if a test has started it."""
     if os.geteuid() != 0:
         pytest.fail("the test cluster needs root: it makes namespaces, mounts and cgroups of its own")
     theirs = cluster.find(PLACE) is not None
@@ -83,7 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """The session's end is the end of a cluster that a test has started; pytest-xdist's workers leave that to the first."""
-    if not hasattr(session.config, "workerinput") and (PLACE.state / _STARTED_HERE).exists():
+def pytest_sessionfinish() -> None:
+    """The session's end is the end of a cluster that a test has started."""
+    if (PLACE.state / _STARTED_HERE).exists():
         cluster.stop(PLACE)

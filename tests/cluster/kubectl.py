@@ -70,9 +70,12 @@ class Kubectl:
         flags = (f"--for={condition}", f"--timeout={timeout_s:.0f}s")
         self("wait", *flags, *what, timeout_s=timeout_s + 10)
 
-    def watch(self, *what: str, timeout_s: float = 60.0) -> Iterator[Object]:
-        """The objects of a kind as they are, then as they change. Raises KubectlError when the time is over or the watch ends."""
-        deadline = time.monotonic() + timeout_s
+    def watch(self, kind: str, name: str, *, timeout_s: float = 60.0) -> Iterator[Object]:
+        """An object as it is, then as it changes. Raises KubectlError when the time is over or the watch ends.
+
+        As a list of one: of a single object kubectl hides what changes between its first look and its watch.
+        """
+        deadline, what = time.monotonic() + timeout_s, (kind, f"--field-selector=metadata.name={name}")
         argv = self.command("get", *what, "--watch", "-o", "json")
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
@@ -99,16 +102,16 @@ class Kubectl:
             raise KubectlError(f"kubectl {' '.join(arguments)}: printed no line in {timeout_s:.0f} s, but {line!r}")
         return line.decode().rstrip("\n")
 
-    def until(self, *what: str, is_so: Callable[[Object], bool], timeout_s: float = 60.0) -> Object:
+    def until(self, kind: str, name: str, is_so: Callable[[Object], bool], *, timeout_s: float = 60.0) -> Object:
         """The first object seen of which `is_so` holds. Raises KubectlError with the last one seen when the time is over."""
         last: Object = {}
         try:
-            for last in self.watch(*what, timeout_s=timeout_s):
+            for last in self.watch(kind, name, timeout_s=timeout_s):
                 if is_so(last):
                     return last
         except KubectlError as error:
             raise KubectlError(f"{error}; last seen: {json.dumps(last.get('status', last))[:2000]}") from error
-        raise KubectlError(f"{' '.join(what)}: the watch ended")
+        raise KubectlError(f"{kind} {name}: the watch ended")
 
     def delete(self, *what: str, timeout_s: float = 60.0) -> None:
         """Deletes and waits until it is gone; what is not there is no error."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import binaries, components, images, spaces
+from cluster import binaries, components, images, imagestore, spaces
 from cluster.components import NodeFacts
 from cluster.places import CONFIG, Place, build_cache
 from gpusim import gpusim
 
 DRIVER_DIRECTORY = "/usr/local/nvidia/lib64"  # where the device plugins of the large clouds have it
 GPUS = 8
+IMAGES = ("pause", "python", "node-program", "server")
 SETTINGS = "/etc/kubernetes"
 COMPONENTS = ("containerd", "nvidia-device-plugin", "kubelet", "kube-proxy")
 _CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -64,6 +65,8 @@ class Node:
         self._connect()
         self._install_gpus()
         self._write_settings()
+        if not self.space.path(imagestore.FOLDER).exists():
+            imagestore.unpack(imagestore.archive(IMAGES), self.space)
         self.start("containerd")
 
     def join(self) -> None:

@@ -26,9 +26,9 @@ class Authority:
         """Makes the authority, and the key that signs service accounts' tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self._openssl(
-            "req", "-x509", *_EC, "-days", DAYS, "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt"
-        )
+        # RSA: the API server verifies the client's certificate at every request, which takes an eighth of its time with EC.
+        own = ("-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+        self._openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS, *own)
         self._openssl("genrsa", "-out", "sa.key", "2048")
 
     def issue(self, name: str, subject: str, alternatives: str = "") -> None:
