@@ -90,12 +90,12 @@ def test_lost_answers_do_no_harm(proxy: FaultProxy, fakes: FakeNodes, tenant: Te
 def test_lease_that_somebody_changed_is_written_over(proxy: FaultProxy, fakes: FakeNodes, tenant: Tenant) -> None:
     """409: read again, write again; the renewals go on."""
     fakes.wait_registered(SOON_S)
-    lease = ("lease", fakes.names[0], "--namespace=kube-node-lease")
-    tenant.kubectl("annotate", *lease, "somebody=was-here")
-    before = tenant.kubectl.get(*lease)["spec"]["renewTime"]
+    kubectl, lease = tenant.kubectl.within("kube-node-lease"), ("lease", fakes.names[0])
+    kubectl("annotate", *lease, "somebody=was-here")
+    before = kubectl.get(*lease)["spec"]["renewTime"]
     with proxy.answering(409, verb="update", resource="leases", times=3) as fault:
         fault.wait(hits=3)
-    tenant.kubectl.until(*lease, is_so=lambda one: one["spec"]["renewTime"] > before, timeout_s=SOON_S)
+    kubectl.until(*lease, is_so=lambda one: one["spec"]["renewTime"] > before, timeout_s=SOON_S)
 
 
 def test_watch_goes_on_after_a_cut(proxy: FaultProxy, fakes: FakeNodes, tenant: Tenant) -> None:

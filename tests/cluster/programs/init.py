@@ -120,6 +120,7 @@ class Init:
                 os.close(descriptor)
 
     def _do(self, request: dict[str, Any], handed: list[int]) -> tuple[Any, list[int]]:
+        self._collect()  # whose end was seen by its pidfd is known here to have ended
         match request["do"]:
             case "start":
                 return self._start(request, handed)
@@ -132,7 +133,6 @@ class Init:
                 raise ValueError(f"{other} is no request")
 
     def _start(self, request: dict[str, Any], handed: list[int]) -> tuple[int, list[int]]:
-        self._collect()
         name = request["name"]
         if name in self._pids and name not in self._codes:
             raise ValueError(f"{name} runs already, as pid {self._pids[name]}")
@@ -158,7 +158,7 @@ def _become(request: dict[str, Any], handed: list[int]) -> NoReturn:
         os.closerange(3 + len(saved), 256)
         os.execvpe(request["argv"][0], request["argv"], request["env"])
     except BaseException as error:
-        os.write(2, f"init: cannot start {request['name']}: {error!r}\n".encode())
+        os.write(2, f"init: cannot start {request['name']}: {request['argv'][0]}: {error!r}\n".encode())
     os._exit(127)
 
 
