@@ -3,10 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 JOBS ?= $(shell expr 2 \* $$(nproc)) # many tests wait for a deadline of theirs
 PYTHON := .venv/bin/python
-.PHONY: help setup demo test check bench test-vllm test-gpu clean
+GO_PACKAGES := ./pause ./deviceplugin/... ./runtime/... # not Kubernetes itself, which takes minutes
+TESTS := PYTHONPATH=tests $(PYTHON)
+.PHONY: help setup demo test check bench cluster cluster-down test-cluster test-scale test-vllm test-gpu clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: ## build .venv from pyproject.toml and constraints.txt; nothing to do is instant
 	@.ci/setup
@@ -24,12 +26,27 @@ check: setup ## lint, types, imports, unit and node tests: about a minute, for e
 
 # Measuring coverage takes a third more time: the fast part goes without.
 test: COVERAGE := --cov=cleanslate --cov-branch --cov-config=pyproject.toml --cov-report=term
-test: check test-vllm ## everything that needs no GPU: check and test-vllm
+test: check test-vllm test-cluster test-scale ## everything that needs no GPU
 	@echo "test: PASSED: everything that needs no GPU"
+
+cluster: setup ## start a real Kubernetes cluster with two nodes and simulated GPUs (seconds; the first time it is built)
+	@$(TESTS) -m cluster up
+
+cluster-down: setup ## take the cluster down; nothing of it stays but what was built
+	@$(TESTS) -m cluster down
+
+test-cluster: setup ## the program, GPUs, nodes and faults on real clusters, two at a time
+	@$(TESTS) -m cluster build
+	cd tests/cluster/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet $(GO_PACKAGES) && go test $(GO_PACKAGES)
+	$(PYTHON) -m pytest tests/cluster -m "not vllm and not scale" -n 2 --dist loadfile
+
+test-scale: setup ## 5,000 simulated nodes on a real control plane
+	@$(TESTS) -m cluster build --nodes 0
+	$(PYTHON) -m pytest tests/cluster -m scale -s
 
 test-vllm: setup ## the program against a real vLLM server (installs its CPU build once: 6 GB, minutes)
 	@$(PYTHON) tests/vllm/install.py >/dev/null || [ $$? -eq 77 ]
-	$(PYTHON) -m pytest tests/vllm -m vllm -s
+	$(PYTHON) -m pytest tests/vllm tests/cluster/test_vllm.py -m vllm -s
 
 test-gpu: ## the program against a real NVIDIA GPU: needs the driver and PyTorch, nothing else
 	@.ci/test-gpu
@@ -37,7 +54,8 @@ test-gpu: ## the program against a real NVIDIA GPU: needs the driver and PyTorch
 bench: setup ## measure against what people use today and print the table of ratios
 	@$(PYTHON) bench/run.py
 
-clean: ## remove what was made in this folder (.venv, caches); the cache under your home stays
+clean: ## take the cluster down and remove what was made in this folder; the cache under your home stays
+	@[ ! -x $(PYTHON) ] || $(TESTS) -m cluster down
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	@echo "clean: kept $${CLEANSLATE_BUILD_CACHE:-$$HOME/.cache/cleanslate} (built libraries, vLLM); remove it by hand if wanted"
+	@echo "clean: kept $${CLEANSLATE_BUILD_CACHE:-$$HOME/.cache/cleanslate} (Kubernetes, images, vLLM); remove it by hand if wanted"

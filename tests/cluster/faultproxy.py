@@ -144,7 +144,8 @@ class FaultProxy:
     def url(self) -> str:
         """Where it listens."""
         address, port = self._process.address
-        return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+        host = f"[{address}]" if ":" in address else address
+        return f"https://{host}:{port}"
 
     def kubeconfig(self, *, token: str | None = None) -> Path:
         """Writes a kubeconfig, JSON and so YAML, that leads to the proxy; without a token the client is `identity`."""

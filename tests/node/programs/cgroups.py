@@ -6,7 +6,18 @@ import time
 from dataclasses import dataclass
 
 MACHINE = frozenset({"pids", "name=systemd", "freezer"})  # what a machine of tests/node needs of version 1
-_CONTROLLERS = MACHINE | {"blkio", "cpu", "cpuacct", "cpuset", "devices", "hugetlb", "memory", "misc", "net_cls", "net_prio"}
+_CONTROLLERS = MACHINE | {
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "hugetlb",
+    "memory",
+    "misc",
+    "net_cls",
+    "net_prio",
+}
 _CONTROLLERS |= {"perf_event", "rdma"}
 REMOVE_DEADLINE_S = 5.0  # a dead process leaves its cgroup a little after its parent has waited for it
 _RETRY_S = 0.002
@@ -100,7 +111,10 @@ def _members(directory: str) -> set[int]:
 def _inherit_cpuset(directory: str) -> None:
     """Version 1's cpuset lets nobody in before it has processors and memory nodes."""
     for name in ("cpuset.cpus", "cpuset.mems"):
-        with contextlib.suppress(FileNotFoundError), open(os.path.join(directory, "..", name), encoding="ascii") as outer:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(os.path.join(directory, "..", name), encoding="ascii") as outer,
+        ):
             _write(os.path.join(directory, name), outer.read())
 
 
