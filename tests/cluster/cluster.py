@@ -6,7 +6,6 @@ it along, mounts, interfaces and firewall rules too, and nothing is found by its
 
 import fcntl
 import os
-import secrets
 import select
 import socket
 import ssl
@@ -14,7 +13,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,7 +23,8 @@ from pathlib import Path
 from cluster import binaries, components, images, imagestore, kubectl, packages, pki, spaces, taking_down
 from cluster.components import NodeFacts
 from cluster.nodes import GPUS, IMAGES, Node
-from cluster.places import CONFIG, PROGRAMS, Place
+from cluster.places import CONFIG, PROGRAMS, PYTHON, Place
+from node.programs import cgroups
 
 NODES = 2
 READY_DEADLINE_S = 120.0
@@ -133,7 +132,14 @@ def alone(place: Place) -> Iterator[None]:
 
 
 def build(node_count: int = NODES) -> None:
-    """Installs and builds what a cluster is made of. The first time on a machine that takes up to ten minutes."""
+    """Installs and builds what a cluster is made of. The first time on a machine that takes up to ten minutes.
+
+    Raises ClusterError on a machine that it does not run on.
+    """
+    if not any("memory" in one.options.split(",") for one in cgroups.hierarchies()):
+        raise ClusterError(
+            "test cluster: cannot start: no memory controller of cgroup version 1; boot with the hybrid layout"
+        )
     packages.ensure(packages.RUNTIME | packages.BUILDING)
     binaries.kubernetes()
     if node_count:
@@ -187,7 +193,7 @@ def _start(cluster: Cluster) -> Cluster:
         _make_control(cluster)
         certificates.result()
         _start_api_server(cluster)
-        booted = [workers.submit(_boot, node) for node in cluster.nodes.values()]
+        booted = [workers.submit(node.boot) for node in cluster.nodes.values()]
         _await_api_server(cluster)
         _start_component(cluster, "kube-controller-manager")
         _start_component(cluster, "kube-scheduler")
@@ -223,17 +229,8 @@ def _start_api_server(cluster: Cluster) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)
         port = listening.getsockname()[1]
-        argv = [
-            "python3",
-            "-S",
-            "-E",
-            "-s",
-            PROGRAMS / "forward.py",
-            "3",
-            components.CONTROL_IP,
-            str(components.API_PORT),
-        ]
-        _start_program(cluster, "forward", argv, [listening.fileno()])
+        target = (components.CONTROL_IP, str(components.API_PORT))
+        _start_program(cluster, "forward", [*PYTHON, PROGRAMS / "forward.py", "3", *target], [listening.fileno()])
     (cluster.place.state / "port").write_text(str(port))
     config = cluster.authority.kubeconfig("admin", f"https://127.0.0.1:{port}")
     pki.write(cluster.kubeconfig, config)
@@ -248,10 +245,6 @@ def _start_component(cluster: Cluster, name: str) -> None:
 def _start_program(cluster: Cluster, name: str, argv: list[str | Path], descriptors: list[int]) -> None:
     log = str(cluster.place.logs / f"{name}.log")
     cluster.control.start(name, argv, log=log, env=components.ENVIRONMENT, descriptors=descriptors)
-
-
-def _boot(node: Node) -> None:
-    node.boot(str(uuid.UUID(bytes=secrets.token_bytes(16), version=4)))
 
 
 def _await_api_server(cluster: Cluster) -> None:
@@ -283,13 +276,13 @@ def _wait(cluster: Cluster, condition: str, *what: str) -> None:
         cluster.kubectl.command(*flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as waiting:
         own = os.pidfd_open(waiting.pid)
-        components = cluster.components()
-        ready, _, _ = select.select([own, *(one.pidfd for one in components)], [], [])
+        running = cluster.components()
+        ready, _, _ = select.select([own, *(one.pidfd for one in running)], [], [])
         os.close(own)
         if own not in ready:
             waiting.kill()
         said = waiting.stderr.read().decode().strip()
     if own not in ready:
-        raise spaces.SpaceError(f"ended early: {', '.join(one.name for one in components if not one.alive)}")
+        raise spaces.SpaceError(f"ended early: {', '.join(one.name for one in running if not one.alive)}")
     if waiting.returncode:
         raise spaces.SpaceError(f"{' '.join(what)} is not {condition} in {READY_DEADLINE_S:.0f} s: {said}")

@@ -1,13 +1,16 @@
 """The cluster of the tests: started once a session, or the one that `make cluster` has started, or one of one's own (own.py)."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster import cluster, evidence, images, own, places, taking_down, tenants
+from cluster import cluster, components, evidence, images, own, places, taking_down, tenants
 from cluster.cluster import Cluster
+from cluster.faultproxy import FaultProxy
 from cluster.kubectl import Kubectl
 from cluster.nodes import Node
 from cluster.places import Place
@@ -26,7 +29,7 @@ def running_cluster() -> Cluster:
     theirs = cluster.find(PLACE) is not None
     started = cluster.start(PLACE)
     if not theirs:
-        (PLACE.state / _STARTED_HERE).touch()
+        (PLACE.state / _STARTED_HERE).write_text(str(os.getpid()))
     return started
 
 
@@ -72,19 +75,50 @@ def other_node(cluster: Cluster) -> Node:
     return cluster.nodes["node-2"]
 
 
+@pytest.fixture
+def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
+    """A fault-injecting proxy between the machine and the API server; whoever brings no token is the administrator."""
+    upstream = json.loads(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+    with FaultProxy(upstream=upstream, identity=cluster.kubeconfig, folder=tmp_path, **_keys(cluster)) as one:
+        yield one
+
+
+@pytest.fixture
+def inner_proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
+    """The same for pods, at an address that they reach."""
+    inside = cluster.control.pid
+    where = {"address": components.CONTROL_IP, "listen_in": inside, "connect_in": inside}
+    with FaultProxy(upstream=components.SERVER, folder=tmp_path, **where, **_keys(cluster)) as one:
+        yield one
+
+
+def _keys(cluster: Cluster) -> dict[str, Path]:
+    folder = cluster.authority.folder
+    files = {"certificate": folder / "apiserver.crt", "key": folder / "apiserver.key"}
+    return {"ca": cluster.authority.certificate} | files
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keeps what tells why a test failed, before its corner is taken away."""
     report = yield
-    used = "sound_cluster" in getattr(item, "fixturenames", ())
-    if report.failed and used and taking_down.exists(PLACE):
-        folder = places.KEPT_LOGS / re.sub(r"[^\w.-]+", "-", f"{item.name}-{report.when}")
-        evidence.keep(PLACE, folder)
+    for place in _places(item) if report.failed else ():
+        folder = places.KEPT_LOGS / re.sub(r"[^\w.-]+", "-", f"{item.name}-{report.when}") / place.name
+        evidence.keep(place, folder)
         report.sections.append(("cluster", f"logs and objects: {folder}"))
     return report
 
 
+def _places(item: pytest.Item) -> list[Place]:
+    """Of the clusters that a test has used, and that are there still."""
+    used = [one for one in getattr(item, "funcargs", {}).values() if isinstance(one, Place)]
+    if "sound_cluster" in getattr(item, "fixturenames", ()):
+        used.append(PLACE)
+    return [one for one in used if taking_down.exists(one)]
+
+
 def pytest_sessionfinish() -> None:
     """The session's end is the end of a cluster that a test has started."""
-    if (PLACE.state / _STARTED_HERE).exists():
+    mark = PLACE.state / _STARTED_HERE
+    if mark.exists() and mark.read_text() == str(os.getpid()):
         cluster.stop(PLACE)

@@ -2,11 +2,9 @@
 
 import copy
 import json
-import secrets
 import shutil
 import signal
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,7 +159,7 @@ def power_off(node: Node) -> None:
 
 def power_on(node: Node) -> None:
     """The node comes up again after `power_off`."""
-    node.boot(str(uuid.UUID(bytes=secrets.token_bytes(16), version=4)))
+    node.boot()
     node.join()
 
 

@@ -3,6 +3,7 @@
 import socket
 import string
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +50,15 @@ class Node:
         """One of COMPONENTS, or what a test has started. Raises SpaceError if it runs no more."""
         return self.space.component(name)
 
-    def boot(self, boot_id: str) -> None:
+    def boot(self) -> None:
         """Makes the node's namespaces, network and GPUs, and starts its container runtime. The disk is what it was."""
         disk = self.place.state / "disk" / self.name
         self.outside.path(disk).mkdir(exist_ok=True)
         log = self.place.logs / self.name
         log.mkdir(exist_ok=True)
         cache = str(build_cache().parent)
-        root = {"kind": "node", "disk": str(disk), "log": str(log), "read_only": {cache: cache}, "boot_id": boot_id}
+        root = {"kind": "node", "disk": str(disk), "log": str(log), "read_only": {cache: cache}}
+        root["boot_id"] = str(uuid.uuid4())
         spec = {"cgroup": f"{self.place.cgroup}/{self.name}", "hostname": self.name, "parent": 1, "listener": 3}
         with spaces.listener(self.place.socket(self.name)) as listening:
             argv = spaces.command(spec | {"root": root})

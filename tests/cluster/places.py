@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIG = Path(__file__).resolve().parent / "config"
+PYTHON = (sys.executable, "-S", "-E", "-s")  # for programs of the standard library alone
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 KEPT_LOGS = CHECKOUT / "build" / "cluster-logs"  # of failed tests; `make clean` removes it
 

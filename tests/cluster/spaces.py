@@ -7,14 +7,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from cluster.places import PROGRAMS
+from cluster.places import PROGRAMS, PYTHON
 from cluster.programs.init import MAX_DESCRIPTORS, MESSAGE_BYTES
 
 ANSWER_DEADLINE_S = 30.0
@@ -198,4 +197,4 @@ def listener(path: Path) -> socket.socket:
 
 def command(spec: Mapping[str, Any]) -> list[str]:
     """The command line that makes a space of this description."""
-    return [sys.executable, "-S", "-E", "-s", os.fspath(PROGRAMS / "init.py"), json.dumps(spec)]
+    return [*PYTHON, os.fspath(PROGRAMS / "init.py"), json.dumps(spec)]

@@ -1,14 +1,11 @@
 """Simulated nodes outlast an API server that refuses, forgets, breaks off and goes away, so that tests can do that to others."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import tenants
-from cluster.cluster import Cluster
 from cluster.fakenodes.behaviours import init_says
 from cluster.fakenodes.handle import FakeNodes
 from cluster.faultproxy import FaultProxy
@@ -17,21 +14,6 @@ from cluster.tenants import Tenant
 pytestmark = pytest.mark.cluster
 
 SOON_S = 40.0
-
-
-@pytest.fixture
-def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
-    """Between the simulated nodes and the API server."""
-    kubeconfig = json.loads(cluster.kubeconfig.read_text())
-    with FaultProxy(
-        upstream=kubeconfig["clusters"][0]["cluster"]["server"],
-        ca=cluster.authority.certificate,
-        certificate=cluster.authority.folder / "apiserver.crt",
-        key=cluster.authority.folder / "apiserver.key",
-        identity=cluster.kubeconfig,
-        folder=tmp_path,
-    ) as one:
-        yield one
 
 
 @pytest.fixture

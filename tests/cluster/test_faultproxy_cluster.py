@@ -1,38 +1,20 @@
 """The fault proxy between kubectl and a real API server."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
 import pytest
 
 from cluster import tenants
-from cluster.cluster import Cluster
 from cluster.faultproxy import FaultProxy
 from cluster.kubectl import Kubectl, KubectlError
 from cluster.tenants import Tenant
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
-    """As the administrator, for whoever brings no token."""
-    kubeconfig = json.loads(cluster.kubeconfig.read_text())
-    with FaultProxy(
-        upstream=kubeconfig["clusters"][0]["cluster"]["server"],
-        ca=cluster.authority.certificate,
-        certificate=cluster.authority.folder / "apiserver.crt",
-        key=cluster.authority.folder / "apiserver.key",
-        identity=cluster.kubeconfig,
-        folder=tmp_path,
-    ) as one:
-        yield one
 
 
 @pytest.fixture
@@ -151,3 +133,26 @@ def test_api_server_that_is_down_comes_back(proxy: FaultProxy, through: Kubectl)
     with proxy.down(), pytest.raises(KubectlError, match="refused"):
         through.items("configmaps")
     assert [one["metadata"]["name"] for one in through.items("configmaps")] == ["kube-root-ca.crt"]
+
+
+# As an in-cluster client does it: the token and the authority of its service account.
+_ASK = """
+import os, ssl, urllib.error, urllib.request
+folder = '/var/run/secrets/kubernetes.io/serviceaccount/'
+trust = ssl.create_default_context(cafile=folder + 'ca.crt')
+bearer = {'Authorization': 'Bearer ' + open(folder + 'token').read()}
+for path in ('/version', '/api/v1/nodes'):
+    try:
+        print(urllib.request.urlopen(urllib.request.Request(os.environ['URL'] + path, headers=bearer), context=trust).status)
+    except urllib.error.HTTPError as error:
+        print(error.code)
+"""
+
+
+def test_a_pod_meets_the_faults_with_its_own_identity(inner_proxy: FaultProxy, tenant: Tenant) -> None:
+    """What is not answered by the proxy is answered by the API server, to the pod's service account and its rights."""
+    main = tenants.python("main", tenant.images("python"), _ASK, env=[{"name": "URL", "value": inner_proxy.url}])
+    with inner_proxy.answering(429, path="/version") as fault:
+        tenant.run(tenants.pod("asks", main, automountServiceAccountToken=True), phase="Succeeded")
+        assert fault.hits == 1
+    assert tenant.logs("asks").split() == ["429", "403"]

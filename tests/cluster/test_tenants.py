@@ -1,10 +1,15 @@
 """A test's corner is its own, and nothing of it stays, also when the test fails; what tells why it failed does."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cluster import evidence, images, own, tenants
+from cluster import evidence, images, own, places, tenants
 from cluster.cluster import Cluster
 from cluster.kubectl import KubectlError
 from cluster.nodes import Node
@@ -62,6 +67,37 @@ def test_evidence_has_the_logs_of_every_component_and_every_pod(
     texts = [path.read_text() for path in (tmp_path / "kept").rglob("pods/*talks*/main/0.log")]
     assert ["it was me" in text for text in texts] == [True]
     assert "talks" in (tmp_path / "kept" / "objects.txt").read_text()
+
+
+FAILING = """
+from cluster.tenants import pod, python
+
+def test_that_fails(tenant):
+    print("namespace", tenant.name)
+    talks = python("main", tenant.images("python"), "print('last words')")
+    tenant.run(pod("talks", talks), phase="Succeeded")
+    tenant.label("node-1")
+    assert tenant.name == "another"
+"""
+
+
+def test_a_failing_test_tells_where_its_evidence_is(cluster: Cluster, tmp_path: Path) -> None:
+    """The report names the folder, which has the objects from before the clean-up; the clean-up came all the same."""
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    argv = [sys.executable, "-m", "pytest", "-p", "cluster.conftest", "-p", "no:cacheprovider", "-c", os.devnull]
+    variables = os.environ | {"PYTHONPATH": str(places.CHECKOUT / "tests")}
+    done = subprocess.run(
+        [*argv, f"--rootdir={tmp_path}", str(tmp_path)], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout
+    folder = Path(re.search(r"logs and objects: (.*)", done.stdout)[1])
+    assert folder.parents[1] == places.KEPT_LOGS
+    assert "talks" in (folder / "objects.txt").read_text()
+    assert ["last words" in path.read_text() for path in folder.rglob("pods/*talks*/main/0.log")] == [True]
+    namespace = re.search(r"namespace (\S+)", done.stdout)[1]
+    assert namespace not in str(cluster.kubectl.get("node", "node-1")["metadata"]["labels"])
+    assert cluster.kubectl.within(namespace).items("pods") == []
+    shutil.rmtree(folder.parent)
 
 
 def test_pods_on_two_nodes_reach_each_other(tenant: Tenant, node: Node, other_node: Node) -> None:
