@@ -5,7 +5,7 @@ JOBS ?= $(shell expr 2 \* $$(nproc)) # many tests wait for a deadline of theirs
 PYTHON := .venv/bin/python
 GO_PACKAGES := ./pause ./deviceplugin/... ./runtime/... # not Kubernetes itself, which takes minutes
 TESTS := PYTHONPATH=tests $(PYTHON)
-.PHONY: help setup demo test check bench cluster cluster-down test-cluster test-scale test-vllm test-gpu clean
+.PHONY: help setup demo test check coverage bench cluster cluster-down test-cluster test-scale test-vllm test-gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,8 +24,9 @@ check: setup ## lint, types, imports, unit and node tests: about a minute, for e
 	$(PYTHON) -m pytest -n $(JOBS) $(COVERAGE) tests/unit tests/node
 	@echo "check: PASSED: lint, types, imports, unit and node tests"
 
-# Measuring coverage takes a third more time: the fast part goes without.
-test: COVERAGE := --cov=cleanslate --cov-branch --cov-config=pyproject.toml --cov-report=term
+coverage: COVERAGE := --cov=cleanslate --cov-branch --cov-config=pyproject.toml --cov-report=term
+coverage: check ## check with branch coverage: three times as long, since every program of every test is measured
+
 test: check test-vllm test-cluster test-scale ## everything that needs no GPU
 	@echo "test: PASSED: everything that needs no GPU"
 
@@ -35,10 +36,10 @@ cluster: setup ## start a real Kubernetes cluster with two nodes and simulated G
 cluster-down: setup ## take the cluster down; nothing of it stays but what was built
 	@$(TESTS) -m cluster down
 
-test-cluster: setup ## the program, GPUs, nodes and faults on real clusters, two at a time
+test-cluster: setup ## the program, GPUs, nodes and faults on real clusters, three at a time
 	@$(TESTS) -m cluster build
 	cd tests/cluster/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet $(GO_PACKAGES) && go test $(GO_PACKAGES)
-	$(PYTHON) -m pytest tests/cluster -m "not vllm and not scale" -n 2 --dist loadfile
+	$(PYTHON) -m pytest tests/cluster -m "not vllm and not scale" -n 3 --dist loadfile
 
 test-scale: setup ## 5,000 simulated nodes on a real control plane
 	@$(TESTS) -m cluster build --nodes 0

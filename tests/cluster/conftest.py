@@ -76,6 +76,14 @@ def other_node(cluster: Cluster) -> Node:
 
 
 @pytest.fixture
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """The place of a cluster that a test starts itself; empty afterwards."""
+    one = Place(name=request.node.name)
+    yield one
+    cluster.stop(one)
+
+
+@pytest.fixture
 def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[FaultProxy]:
     """A fault-injecting proxy between the machine and the API server; whoever brings no token is the administrator."""
     upstream = json.loads(cluster.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
@@ -112,7 +120,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def _places(item: pytest.Item) -> list[Place]:
     """Of the clusters that a test has used, and that are there still."""
     used = [one for one in getattr(item, "funcargs", {}).values() if isinstance(one, Place)]
-    if "sound_cluster" in getattr(item, "fixturenames", ()):
+    if {"sound_cluster", "tenant"}.intersection(getattr(item, "fixturenames", ())):
         used.append(PLACE)
     return [one for one in used if taking_down.exists(one)]
 

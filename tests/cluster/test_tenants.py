@@ -90,11 +90,12 @@ def test_a_failing_test_tells_where_its_evidence_is(cluster: Cluster, tmp_path: 
         [*argv, f"--rootdir={tmp_path}", str(tmp_path)], env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stdout
+    namespace = re.search(r"namespace (\S+)", done.stdout)[1]
     folder = Path(re.search(r"logs and objects: (.*)", done.stdout)[1])
     assert folder.parents[1] == places.KEPT_LOGS
     assert "talks" in (folder / "objects.txt").read_text()
-    assert ["last words" in path.read_text() for path in folder.rglob("pods/*talks*/main/0.log")] == [True]
-    namespace = re.search(r"namespace (\S+)", done.stdout)[1]
+    logs = folder.rglob(f"pods/{namespace}_talks*/main/0.log")
+    assert ["last words" in path.read_text() for path in logs] == [True]
     assert namespace not in str(cluster.kubectl.get("node", "node-1")["metadata"]["labels"])
     assert cluster.kubectl.within(namespace).items("pods") == []
     shutil.rmtree(folder.parent)

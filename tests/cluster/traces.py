@@ -19,6 +19,7 @@ _COMMANDS = (
     ("ip", "netns", "list"),
     ("nft", "list", "ruleset"),
 )
+NOTHING: dict[str, list[str]] = {"processes": [], "cgroups": [], "files": []}
 
 
 def of_machine() -> dict[str, str]:
