@@ -42,11 +42,11 @@ def sound_cluster(running_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(name="cluster")
-def embedded(sound_cluster: Cluster) -> Cluster:
+def embedded(request: pytest.FixtureRequest) -> Cluster:
     """The embedded cluster with its nodes, spaces and faults."""
     if own.kubectl():
         pytest.skip(f"{own.VARIABLE} is set: this test needs the embedded cluster")
-    return sound_cluster
+    return request.getfixturevalue("sound_cluster")
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def _places(item: pytest.Item) -> list[Place]:
     """Of the clusters that a test has used, and that are there still."""
     used = [one for one in getattr(item, "funcargs", {}).values() if isinstance(one, Place)]
-    if {"sound_cluster", "tenant"}.intersection(getattr(item, "fixturenames", ())):
+    if {"cluster", "tenant"}.intersection(getattr(item, "fixturenames", ())):
         used.append(PLACE)
     return [one for one in used if taking_down.exists(one)]
 
