@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster, components, evidence, images, own, places, taking_down, tenants
+from cluster import cluster, components, evidence, images, littleworld, own, places, taking_down, tenants
 from cluster.cluster import Cluster
 from cluster.faultproxy import FaultProxy
 from cluster.kubectl import Kubectl
+from cluster.littleworld import World
 from cluster.nodes import Node
+from cluster.pki import Authority
 from cluster.places import Place
 from cluster.tenants import Tenant
 
@@ -104,6 +106,40 @@ def _keys(cluster: Cluster) -> dict[str, Path]:
     folder = cluster.authority.folder
     files = {"certificate": folder / "apiserver.crt", "key": folder / "apiserver.key"}
     return {"ca": cluster.authority.certificate} | files
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A certificate authority without a cluster, with the keys of a little API server and of the proxy before it."""
+    return littleworld.make_authority(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def one_world(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A little API server, the proxy, and a client."""
+    with littleworld.world(authority, tmp_path_factory.mktemp("world")) as one:
+        yield one
+
+
+@pytest.fixture
+def world(one_world: World) -> World:
+    """The same, as if nothing had been asked of it before."""
+    return one_world.afresh()
+
+
+@pytest.fixture
+def mortal_world(authority: Authority, tmp_path: Path) -> Iterator[World]:
+    """One whose API server a test may end."""
+    with littleworld.world(authority, tmp_path) as one:
+        yield one
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds what is missing before the first test's time begins to count: on a fresh machine that takes minutes."""
+    if session.config.option.collectonly or os.geteuid() != 0 or own.kubectl():
+        return
+    if any(item.get_closest_marker("cluster") for item in session.items):
+        cluster.build()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -54,8 +54,10 @@ def test_registration_that_was_done_after_all_is_taken_over(
     proxy: FaultProxy, fakes: FakeNodes, tenant: Tenant
 ) -> None:
     """The server creates the objects and says 500: the repeat finds them there, and they are ours."""
-    with proxy.answering(500, verb="create", resource=("nodes", "leases"), upstream_first=True, times=4):
+    fault = proxy.answering(500, verb="create", resource=("nodes", "leases"), upstream_first=True, times=4)
+    with fault:
         fakes.wait_registered(SOON_S)
+        assert fault.hits == 4
     start(tenant, "p", fakes.names[1])
     runs(tenant, "p")
 
@@ -63,10 +65,11 @@ def test_registration_that_was_done_after_all_is_taken_over(
 def test_lost_answers_do_no_harm(proxy: FaultProxy, fakes: FakeNodes, tenant: Tenant) -> None:
     """A status that was written, and a pod that was deleted, without our learning of it."""
     fakes.wait_registered(SOON_S)
-    with proxy.losing_answers(verb=("patch", "delete"), resource=("pods", "pods/status"), times=4):
+    with proxy.losing_answers(verb=("patch", "delete"), resource=("pods", "pods/status"), times=4) as fault:
         start(tenant, "p", fakes.names[0])
         runs(tenant, "p")
         tenant.kubectl.delete("pod", "p", timeout_s=SOON_S)
+        assert fault.hits
 
 
 def test_lease_that_somebody_changed_is_written_over(proxy: FaultProxy, fakes: FakeNodes, tenant: Tenant) -> None:

@@ -32,29 +32,6 @@ _STATUS = "/api/v1/nodes/n/status"
 _CUT = (ConnectionResetError, ssl.SSLEOFError, http.client.RemoteDisconnected)
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return littleworld.make_authority(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
-def one_world(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with littleworld.world(authority, tmp_path_factory.mktemp("world")) as one:
-        yield one
-
-
-@pytest.fixture
-def world(one_world: World) -> World:
-    return one_world.afresh()
-
-
-@pytest.fixture
-def mortal_world(authority: Authority, tmp_path: Path) -> Iterator[World]:
-    """One whose API server a test may end."""
-    with littleworld.world(authority, tmp_path) as one:
-        yield one
-
-
 @pytest.fixture
 def aside() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:

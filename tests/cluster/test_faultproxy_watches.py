@@ -5,45 +5,18 @@ import contextlib
 import http.client
 import json
 import ssl
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from cluster import littleworld
 from cluster.littleapi import PROTOBUF, event
 from cluster.littleworld import World
-from cluster.pki import Authority
 
 _NODES = "/api/v1/nodes?watch=true"
 _PODS = "/api/v1/namespaces/a/pods?watch=true"
 _GONE = {"type": "ERROR", "code": 410, "reason": "Expired"}
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return littleworld.make_authority(tmp_path_factory.mktemp("pki"))
-
-
-@pytest.fixture(scope="module")
-def one_world(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with littleworld.world(authority, tmp_path_factory.mktemp("world")) as one:
-        yield one
-
-
-@pytest.fixture
-def world(one_world: World) -> World:
-    return one_world.afresh()
-
-
-@pytest.fixture
-def mortal_world(authority: Authority, tmp_path: Path) -> Iterator[World]:
-    """One whose API server a test may end."""
-    with littleworld.world(authority, tmp_path) as one:
-        yield one
 
 
 def _name(line: bytes) -> str:

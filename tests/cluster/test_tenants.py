@@ -69,6 +69,17 @@ def test_evidence_has_the_logs_of_every_component_and_every_pod(
     assert "talks" in (tmp_path / "kept" / "objects.txt").read_text()
 
 
+def test_a_running_cluster_is_given_the_images_that_it_lacks(cluster: Cluster, node: Node) -> None:
+    """As after a change of what one is made from, whose tag is another then: nothing is started anew for it."""
+    lacking = images.reference("server")
+    node.space.run("ctr", "--namespace", "k8s.io", "images", "rm", "--sync", lacking)
+    assert lacking not in node.image_references()
+    started = node.component("containerd")
+    cluster.load()
+    assert lacking in node.image_references()
+    assert started.alive
+
+
 FAILING = """
 from cluster.tenants import pod, python
 
