@@ -47,6 +47,7 @@ test-scale: setup ## 5,000 simulated nodes on a real control plane
 
 test-vllm: setup ## the program against a real vLLM server (installs its CPU build once: 6 GB, minutes)
 	@$(PYTHON) tests/vllm/install.py >/dev/null || [ $$? -eq 77 ]
+	@$(TESTS) -m cluster build
 	$(PYTHON) -m pytest tests/vllm tests/cluster/test_vllm.py -m vllm -s
 
 test-gpu: ## the program against a real NVIDIA GPU: needs the driver and PyTorch, nothing else
