@@ -47,7 +47,7 @@ def test_a_starter_that_is_killed_does_no_harm(place: Place, verb: str) -> None:
     run(place, "down")
     chance = random.Random(seed := random.randrange(1 << 32))
     print(f"seed {seed}")
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen(command(place, "up"), env=environment(place), stderr=subprocess.DEVNULL) as starter:
             assert starter.stdin is None
             moment = chance.uniform(0.05, took_s)

@@ -66,8 +66,9 @@ def _text(path: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
+    """Without the consoles' vcs30 and the like: simulated devices are consoles, and those of other clusters come and go."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(name for name in os.listdir(folder) if not name.startswith("vcs"))
     except FileNotFoundError:
         return ["(not there)"]
 
