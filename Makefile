@@ -38,7 +38,7 @@ cluster-down: setup ## take the cluster down; nothing of it stays but what was b
 
 test-cluster: setup ## the program, GPUs, nodes and faults on real clusters, three at a time
 	@$(TESTS) -m cluster build
-	cd tests/cluster/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet $(GO_PACKAGES) && go test $(GO_PACKAGES)
+	cd tests/cluster/go && gofmt -d . && test -z "$$(gofmt -l .)" && go vet $(GO_PACKAGES) && go test $(GO_PACKAGES)
 	$(PYTHON) -m pytest tests/cluster -m "not vllm and not scale" -n 3 --dist loadfile
 
 test-scale: setup ## 5,000 simulated nodes on a real control plane
