@@ -80,6 +80,7 @@ def test_lease_that_somebody_changed_is_written_over(proxy: FaultProxy, fakes: F
     before = kubectl.get(*lease)["spec"]["renewTime"]
     with proxy.answering(409, verb="update", resource="leases", times=3) as fault:
         fault.wait(hits=3)
+        assert fault.hits == 3
     kubectl.until(*lease, is_so=lambda one: one["spec"]["renewTime"] > before, timeout_s=SOON_S)
 
 
@@ -100,5 +101,6 @@ def test_server_that_was_away_finds_the_nodes_again(proxy: FaultProxy, fakes: Fa
     fakes.wait_registered(SOON_S)
     with proxy.down():
         start(tenant, "p", fakes.names[0])
-        tenant.kubectl.until("pod", "p", is_so=lambda one: "nodeName" in one["spec"], timeout_s=SOON_S)
+        unheard = tenant.kubectl.until("pod", "p", is_so=lambda one: "nodeName" in one["spec"], timeout_s=SOON_S)
+        assert unheard["status"]["phase"] == "Pending"
     runs(tenant, "p")

@@ -6,19 +6,22 @@ import time
 from dataclasses import dataclass
 
 MACHINE = frozenset({"pids", "name=systemd", "freezer"})  # what a machine of tests/node needs of version 1
-_CONTROLLERS = MACHINE | {
-    "blkio",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "hugetlb",
-    "memory",
-    "misc",
-    "net_cls",
-    "net_prio",
-}
-_CONTROLLERS |= {"perf_event", "rdma"}
+_CONTROLLERS = MACHINE.union(
+    [
+        "blkio",
+        "cpu",
+        "cpuacct",
+        "cpuset",
+        "devices",
+        "hugetlb",
+        "memory",
+        "misc",
+        "net_cls",
+        "net_prio",
+        "perf_event",
+        "rdma",
+    ]
+)
 REMOVE_DEADLINE_S = 5.0  # a dead process leaves its cgroup a little after its parent has waited for it
 _RETRY_S = 0.002
 
