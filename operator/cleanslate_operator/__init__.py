@@ -1,3 +1,1 @@
 """The operator of Clean Slate: turns GPUNodeReset objects into resets of nodes, and says what became of them."""
-
-__version__ = "0.1.0"
