@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 PLAN_SCHEMA = "cleanslate.dev/plan/v1"
+SUMMARY_SCHEMA = "cleanslate.dev/report/v1"  # a summary is a report, cut
 SUMMARY_LIMIT_BYTES = 4096  # what the kubelet keeps of a termination message
 
 PLAN_LIMIT_BYTES = 1 << 20  # what a ConfigMap holds
@@ -125,6 +126,16 @@ def _check_age(age_s: float) -> None:
         raise PlanError(f"made {age_s:.0f} s ago, more than {PLAN_MAX_AGE_S:.0f} s")
     if age_s < -PLAN_MAX_AHEAD_S:
         raise PlanError(f"made {-age_s:.0f} s in the future, more than {PLAN_MAX_AHEAD_S:.0f} s")
+
+
+def is_pod_uid(text: str) -> bool:
+    """Whether a plan may name a pod by it: an API object's UID, or a static pod's config hash."""
+    return _POD_UID.fullmatch(text) is not None
+
+
+def is_container_id(text: str) -> bool:
+    """Whether a plan may name a container by it: 64 hexadecimal digits, with or without `containerd://` or the like."""
+    return _CONTAINER_ID.fullmatch(text) is not None
 
 
 def summarize(report: Mapping[str, Any]) -> bytes:

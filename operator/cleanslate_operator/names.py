@@ -14,9 +14,14 @@ FINALIZER = f"{GROUP}/reset"
 ENDED = f"{GROUP}/ended"  # annotation of a GPUNodeReset: all is undone, never act on it again
 RESET_UID = f"{GROUP}/reset-uid"  # label of whatever was made for a reset
 RESET_NAME = f"{GROUP}/reset-name"  # label beside it: the work queue's key
-ROLE = f"{GROUP}/role"  # label of the ConfigMaps: ROLE_PLAN or ROLE_RECORD
+ROLE = f"{GROUP}/role"  # label of ConfigMaps and Leases: one of the three below
 ROLE_PLAN = "plan"
 ROLE_RECORD = "record"
+ROLE_LOCK = "lock"
+NODE = f"{GROUP}/node"  # annotation of a Lease: the node that it locks
+COVERED = (
+    f"{GROUP}/covered"  # annotation of a DaemonSet: the nodes it covers, each with its plan and when that was made
+)
 TAINT = f"{GROUP}/resetting"
 LEADER_LEASE = "cleanslate-operator"
 
@@ -68,3 +73,8 @@ def labels(reset_name: str, uid: str) -> dict[str, str]:
 def owner(reset_name: str, uid: str) -> dict[str, str | bool]:
     """The owner reference of whatever is made for a reset: the garbage collector's word, should all else fail."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": reset_name, "uid": uid, "controller": True}
+
+
+def taint(uid: str) -> tuple[str, str]:
+    """Key and value of the taint that a reset puts on a node: its own, so that it removes nobody else's."""
+    return TAINT, uid[:8]

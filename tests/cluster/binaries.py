@@ -20,6 +20,8 @@ from pathlib import Path
 from cluster.places import build_cache
 
 MODULE = Path(__file__).resolve().parent / "go"
+HELM_MODULE = MODULE.with_name("go-helm")  # its own, since its libraries' versions are not Kubernetes'
+HELM = "helm.sh/helm/v4"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
 SMALL = {"pause": "./pause", "nvidia-device-plugin": "./deviceplugin", "nvidia-container-runtime": "./runtime"}
 _PACKAGES = 2900  # that Kubernetes compiles, to tell how far the build is
@@ -39,7 +41,7 @@ def kubernetes() -> Path:
     with _built(folder) as draft:
         if draft:
             _say("building Kubernetes from Go modules: five to eight minutes, once")
-            _go_build(draft / "kube", ".", _version_flags())
+            _go_build(draft / "kube", ".", _kubernetes_flags())
             for name in COMPONENTS:
                 (draft / name).symlink_to("kube")
     return folder
@@ -55,6 +57,18 @@ def small(name: str) -> Path:
             _say(f"building {name}")
             _go_build(draft / name, SMALL[name], "-s -w")
     return folder / name
+
+
+def helm() -> Path:
+    """Helm. Builds it if need be, which takes a minute beside Kubernetes' own build, and two without. Raises BuildError."""
+    folder = build_cache() / "helm" / _key(HELM_MODULE / "go.mod", HELM_MODULE / "go.sum")
+    with _built(folder) as draft:
+        if draft:
+            _say("building Helm from Go modules: one to three minutes, once")
+            version = _version(HELM, HELM_MODULE)
+            flags = f"-s -w -X {HELM}/internal/version.version={version}"  # without it, it calls itself v4.0
+            _go_build(draft / "helm", f"{HELM}/cmd/helm", flags, HELM_MODULE)
+    return folder / "helm"
 
 
 def kubectl() -> Path:
@@ -92,9 +106,9 @@ def _built(folder: Path) -> Iterator[Path | None]:
         draft.rename(folder)
 
 
-def _version_flags() -> str:
+def _kubernetes_flags() -> str:
     """Without these a server calls itself v0.0.0, which a chart's kubeVersion refuses."""
-    version = _go("list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes").strip()
+    version = _version("k8s.io/kubernetes", MODULE)
     major, minor, _ = version.removeprefix("v").split(".", 2)
     facts = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     facts["buildDate"] = "1970-01-01T00:00:00Z"
@@ -102,9 +116,20 @@ def _version_flags() -> str:
     return " ".join(["-s -w", *(f"-X {package}.{k}={v}" for package in packages for k, v in facts.items())])
 
 
-def _go_build(target: Path, package: str, linker_flags: str) -> None:
+def _version(package: str, module: Path) -> str:
+    argv = ["go", "list", "-m", "-f", "{{.Version}}", package]
+    try:
+        done = subprocess.run(argv, cwd=module, env=_environment(), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise BuildError(f"test cluster: cannot build {package}: no go; install Go 1.26 or later") from None
+    if done.returncode:
+        raise BuildError(f"{' '.join(argv)}: ended with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _go_build(target: Path, package: str, linker_flags: str, module: Path = MODULE) -> None:
     argv = ["go", "build", "-v", *_FLAGS, "-ldflags", linker_flags, "-o", os.fspath(target), package]
-    with subprocess.Popen(argv, cwd=MODULE, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, cwd=module, env=_environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         tail = _follow(process.stderr)
     if process.returncode:
@@ -121,16 +146,6 @@ def _follow(lines: Iterator[str]) -> list[str]:
             told = time.monotonic()
             _say(f"compiled {count} of at most {_PACKAGES} packages in {told - started:.0f} s")
     return tail
-
-
-def _go(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["go", *arguments], cwd=MODULE, env=_environment(), capture_output=True, text=True)
-    except FileNotFoundError:
-        raise BuildError("test cluster: cannot build Kubernetes: no go; install Go 1.26 or later") from None
-    if done.returncode:
-        raise BuildError(f"go {' '.join(arguments)}: ended with {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _environment() -> dict[str, str]:

@@ -145,6 +145,7 @@ def build(node_count: int = NODES) -> None:
     if node_count:
         for name in binaries.SMALL:
             binaries.small(name)
+        binaries.helm()
         imagestore.archive(IMAGES)
 
 

@@ -36,6 +36,14 @@ shift 2
 exec "$@"
 """
 _SEEN = "/mnt"
+_DISTRIBUTION = (
+    ".dockerignore",
+    "LICENSE",
+    "README.md",
+    "constraints.txt",
+    "pyproject.toml",
+    "initcontainer/cleanslate/*.*",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +63,23 @@ class Recipe:
 
 def node_program() -> Recipe:
     """The product's node program; its entry point is `cleanslate`."""
-    version = re.search('__version__ = "(.+)"', (places.CHECKOUT / "initcontainer/cleanslate/__init__.py").read_text())
     return Recipe(
         name="cleanslate",
         dockerfile="initcontainer/Dockerfile",
-        inputs=(
-            ".dockerignore",
-            "LICENSE",
-            "README.md",
-            "constraints.txt",
-            "pyproject.toml",
-            "initcontainer/cleanslate/*.*",
-        ),
+        inputs=_DISTRIBUTION,
         bases=PYTHON_BASES,
-        arguments={"VERSION": version[1]},
+        arguments={"VERSION": _version()},
+    )
+
+
+def operator() -> Recipe:
+    """The product's operator; its entry point is `cleanslate-operator`."""
+    return Recipe(
+        name="cleanslate-operator",
+        dockerfile="operator/Dockerfile",
+        inputs=(*_DISTRIBUTION, "operator/cleanslate_operator/*.*"),
+        bases=PYTHON_BASES,
+        arguments={"VERSION": _version()},
     )
 
 
@@ -80,7 +91,12 @@ def server() -> Recipe:
     return Recipe(name="server", dockerfile=f"{own}/Dockerfile", inputs=inputs + programs, bases=PYTHON_BASES)
 
 
-_RECIPES = {"node-program": node_program, "server": server}
+def _version() -> str:
+    text = (places.CHECKOUT / "initcontainer/cleanslate/__init__.py").read_text()
+    return re.search('__version__ = "(.+)"', text)[1]
+
+
+_RECIPES = {"node-program": node_program, "operator": operator, "server": server}
 NAMES = ("pause", "python", *_RECIPES)
 
 

@@ -15,7 +15,7 @@ from gpusim import gpusim
 
 DRIVER_DIRECTORY = "/usr/local/nvidia/lib64"  # where the device plugins of the large clouds have it
 GPUS = 8
-IMAGES = ("pause", "python", "node-program", "server")
+IMAGES = ("pause", "python", "node-program", "operator", "server")
 SETTINGS = "/etc/kubernetes"
 COMPONENTS = ("containerd", "nvidia-device-plugin", "kubelet", "kube-proxy")
 _CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
