@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cleanslate import gate, report, settings, usage
@@ -60,7 +60,7 @@ def _carry_out(chosen: Settings, environ: Mapping[str, str], worker: Worker | No
         _say(f"cleanslate: {leave.line}")
     outline = report.Outline(
         verb=chosen.verb,
-        host=os.uname().nodename,
+        host=chosen.host_name or os.uname().nodename,
         started_at_s=started_at_s,
         duration_s=time.monotonic() - start,
         **parts,
@@ -128,21 +128,37 @@ def _read_plan(path: str | None) -> "Plan | None":
 
 
 def _publish(document: dict[str, Any], chosen: Settings) -> int:
-    """Write the report where it was asked for. A report that can't be written leaves nobody knowing: exit 4."""
-    code: int = document["exitCode"]
-    try:
-        if chosen.termination_message:
-            from cleanslate.formats import summarize
+    """Write the report where it was asked for. A report that can't be written leaves nobody knowing: exit 4.
 
+    With --exit-zero the summary is what counts: once it is there, the code is 0.
+    """
+    code: int = document["exitCode"]
+    if chosen.termination_message:
+        from cleanslate.formats import summarize
+
+        with _told(document):
             _write_summary(chosen.termination_message, summarize(document))
-        _print_report(document, chosen.output)
+    try:
+        with _told(document):
+            _print_report(document, chosen.output)
+    except _Leave as leave:
+        if not chosen.exit_zero:
+            raise
+        _say(f"cleanslate: {leave.line}")
+    return 0 if chosen.exit_zero else code
+
+
+@contextlib.contextmanager
+def _told(document: dict[str, Any]) -> Iterator[None]:
+    """Turn an OSError into the way out that says what could not be written, and what would have been."""
+    try:
+        yield
     except OSError as error:
         where = error.filename or "stdout"
         _discard_stdout()
         raise _Leave(
             CANNOT_TELL, f"{where}: cannot write the report: {error.strerror}; the result was {document['result']}"
         ) from error
-    return code
 
 
 def _write_summary(path: str, summary: bytes) -> None:

@@ -146,14 +146,17 @@ def summarize(report: Mapping[str, Any]) -> bytes:
     gpus = sorted(report["gpus"], key=lambda gpu: (gpu["result"] == "Clean", gpu["index"]))
     processes = sorted(report["processes"], key=lambda process: process["outcome"] in {"Kept", "Ended"})
     files = {part: _counts(report[part]) for part in ("sharedMemory", "caches", "logs")}
-    head = {key: report[key] for key in ("schema", "verb", "startedAt", "durationSeconds", "result", "exitCode")}
-    head |= {"host": _cut(report["host"], 64), "message": _cut(report["message"], 600), **files}
+    head = {key: report[key] for key in _HEAD}
+    head |= {"host": _cut(report["host"], 253), "message": _cut(report["message"], 600), **files}
     pools: dict[str, list[Any]] = {
         "gpus": [_gpu(gpu) for gpu in gpus],
         "processes": [_process(process) for process in processes],
         "warnings": [_cut(warning, 160) for warning in report["warnings"]],
     }
     return _fit(head, pools)
+
+
+_HEAD = ("schema", "verb", "scope", "dryRun", "startedAt", "durationSeconds", "result", "exitCode", "gpuBytesFreed")
 
 
 def _fit(head: dict[str, Any], pools: Mapping[str, list[Any]]) -> bytes:

@@ -113,6 +113,17 @@ def in_scope(gpu: GpuReading, scope: frozenset[str] | None) -> bool:
     return scope is None or not scope.isdisjoint({str(gpu.index), gpu.uuid or "", gpu.parent or ""} - {""})
 
 
+def freed_bytes(before: Reading, after: Reading, scope: frozenset[str] | None) -> int:
+    """By how much the memory in use has fallen, in bytes: the sum over the GPUs in scope that both readings know.
+
+    Where it rose nothing was freed. A GPU's own figure holds its instances', so it counts only if none of them is read.
+    """
+    parents = {gpu.parent for gpu in (*before.gpus, *after.gpus)}
+    used = {gpu.uuid: gpu.used_bytes for gpu in after.gpus if gpu.uuid not in parents}
+    pairs = ((gpu.used_bytes, used.get(gpu.uuid)) for gpu in before.gpus if gpu.uuid and in_scope(gpu, scope))
+    return sum(max(0, first - last) for first, last in pairs if first is not None and last is not None)
+
+
 def overall(verdicts: Sequence[GpuVerdict], *, failure: str | None, busy_is_clean: bool) -> Result:
     """One result of all: dirty weighs more than unknown, and nothing measured is unknown.
 

@@ -21,6 +21,7 @@ def parts_of(findings: Findings, chosen: Settings) -> dict[str, Any]:
         "scope": str(chosen.scope),
         "dry_run": chosen.verb == "inspect" or chosen.dry_run,
         "gpus": findings.verdicts,
+        "gpu_bytes_freed": findings.gpu_bytes_freed,
         "processes": [_process(record) for record in records],
         "shared_memory": _files(findings.purged.shared_memory, "roots"),
         "caches": _files(findings.purged.caches, "paths"),

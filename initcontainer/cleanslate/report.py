@@ -34,6 +34,7 @@ class Outline(NamedTuple):
     scope: str | None = None
     dry_run: bool = False
     gpus: Sequence[GpuVerdict] = ()
+    gpu_bytes_freed: int = 0
     processes: Sequence[Document] = ()
     shared_memory: Mapping[str, Any] = NO_FILES
     caches: Mapping[str, Any] = NO_FILES
@@ -56,6 +57,7 @@ def build(outline: Outline) -> Document:
         "exitCode": EXIT_CODES[outline.result],
         "message": text(outline.message),
         "gpus": [_gpu(verdict) for verdict in outline.gpus],
+        "gpuBytesFreed": outline.gpu_bytes_freed,
         "processes": list(outline.processes[:_ROW_LIMIT]),
         "sharedMemory": {"roots": []} | dict(outline.shared_memory),
         "caches": {"paths": []} | dict(outline.caches),

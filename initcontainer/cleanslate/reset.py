@@ -45,6 +45,7 @@ class Findings:
     records: dict[Identity, Record] = field(default_factory=dict)
     verdicts: tuple[GpuVerdict, ...] = ()
     purged: Purged = field(default_factory=Purged)
+    gpu_bytes_freed: int = 0
     failure: str | None = None
     result: Result = Result.CANNOT_TELL
     timings_s: dict[str, float] = field(
@@ -68,6 +69,7 @@ class Run:
     def __init__(self, settings: Settings, plan: Plan | None, purge: Purge) -> None:
         self.settings, self.plan, self.purge = settings, plan, purge
         self.findings = Findings()
+        self.first: Reading | None = None
         self.until = time.monotonic() + settings.timeout_s
         self.users = people.read_users(settings.host_root)
         self.numbers = devices.find_devices(settings.host_root)
@@ -126,6 +128,7 @@ class Run:
             scan = procfs.scan(self.numbers)
             if reading is None:
                 reading = nvml.read(deadline_s=min(NVML_DEADLINE_S, max(self.until - time.monotonic(), 0.05)))
+            self.first = self.first or reading
             surveyor = Surveyor(
                 numbers=self.numbers,
                 ground=self._ground(reading),
@@ -213,6 +216,7 @@ class Run:
         found = self.findings
         found.verdicts = self._judge(survey, reading)
         found.failure = reading.failure
+        found.gpu_bytes_freed = gpus.freed_bytes(self.first or reading, reading, frozenset(self.settings.gpus) or None)
         found.result = gpus.overall(found.verdicts, failure=reading.failure, busy_is_clean=True)
         if found.result is Result.CLEAN and not settled:
             found.result = Result.NOT_CLEAN

@@ -14,6 +14,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _LONGEST_S = 7 * 24 * 3600.0
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _GPU = re.compile(rf"\d{{1,4}}|GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+")
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 _OWNER = re.compile(r"(?:container|batch|service):\S+")
 
 
@@ -48,8 +49,10 @@ class Settings(NamedTuple):
     allow_roots: tuple[str, ...] = ()
     plan: str | None = None
     host_root: str = "/"
+    host_name: str | None = None
     nvml_library: str | None = None
     termination_message: str | None = None
+    exit_zero: bool = False
     output: str = "table"
 
 
@@ -118,6 +121,12 @@ def _owner(text: str) -> str:
     return text
 
 
+def _host(text: str) -> str:
+    if not _HOST.fullmatch(text):
+        raise ValueError("not a node's name; write for example gpu-17 or gpu-17.example.com")
+    return text
+
+
 def _path(text: str) -> str:
     if not text or "\0" in text:
         raise ValueError("not a path")
@@ -179,9 +188,13 @@ ROWS: tuple[Row, ...] = (
     _row("plan", "--plan", _path, _LOOK, "none",
          "the cluster's view of this node, a cleanslate.dev/plan/v1 file", metavar="FILE"),
     _row("host_root", "--host-root", _absolute, _ALL, "/", "where the host's file system is mounted", metavar="PATH"),
+    _row("host_name", "--host-name", _host, _ALL, "the machine's own", "what the report calls the node", metavar="NAME"),
     _row("nvml_library", "--nvml-library", _absolute, _ALL, "searched for", "the driver's libnvidia-ml.so.1", metavar="PATH"),
     _row("termination_message", "--termination-message", _path, _ALL, "none",
          "write the summary, at most 4096 bytes of JSON, to this file", metavar="FILE"),
+    _row("exit_zero", "--exit-zero", _yes, _RESET, "off",
+         "leave with 0 once the summary is written, whatever the result: for an init container, which would be run again",
+         switch=True),
     _row("output", "--output", _output, _ALL, "table", "a table for people, or the report as JSON", metavar="table|json"),
 )
 # fmt: on
@@ -205,7 +218,13 @@ def build(verb: str, flags: Mapping[str, Sequence[str]], environ: Mapping[str, s
         if texts is not None:
             parsed = [_parse(row, text, source) for text in texts]
             values[row.field] = tuple(parsed) if row.many else parsed[-1]
-    return Settings(**values)
+    return _checked(Settings(**values))
+
+
+def _checked(chosen: Settings) -> Settings:
+    if chosen.exit_zero and chosen.termination_message is None:
+        raise SettingError("--exit-zero: cannot use: nobody would know the result; give --termination-message too")
+    return chosen
 
 
 def _split(text: str, *, many: bool) -> list[str]:

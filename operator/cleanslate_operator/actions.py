@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cleanslate_operator.noderesult import NodeResult
-from cleanslate_operator.views import GpuPod, NodeView, Started
+from cleanslate_operator.views import GpuPod, Lock, NodeView, Started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,13 @@ class ReleaseLock:
     """Delete the node's Lease, if it is this reset's."""
 
     node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakLock:
+    """Delete a node's Lease that nobody will ever release."""
+
+    lock: Lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +150,7 @@ Action = (
     | RecordResults
     | TakeLock
     | ReleaseLock
+    | BreakLock
     | SetTaint
     | RemoveTaint
     | EvictPod

@@ -37,7 +37,8 @@ class ApiError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.causes = causes
-        super().__init__(f"{request}: {' '.join(filter(None, (str(status or ''), reason)))}: {message}")
+        said = " ".join(filter(None, (str(status or ""), reason)))
+        super().__init__(": ".join(filter(None, (request, said, message))))
 
 
 class NotFound(ApiError):

@@ -84,8 +84,7 @@ class Controller:
     def _count(self, action: actions.Action, known: Snapshot) -> None:
         if isinstance(action, actions.RecordResults):
             for result in action.results:
-                self._metrics.node_results.labels(result=str(result.result)).inc()
+                self._metrics.node_done(str(result.result))
         if isinstance(action, actions.MarkEnded):
-            self._metrics.resets.labels(result=str(known.status.get("phase"))).inc()
-            if known.record:
-                self._metrics.reset_duration.observe(max(self._clock_s() - known.record.started_s, 0.0))
+            took_s = max(self._clock_s() - known.record.started_s, 0.0) if known.record else None
+            self._metrics.reset_ended(str(known.status.get("phase")), took_s)

@@ -51,7 +51,8 @@ class Executor:
 
     async def _set_status(self, action: actions.SetStatus, known: Snapshot) -> Snapshot:
         head = {"apiVersion": names.API_VERSION, "kind": names.KIND}
-        body = {**head, "metadata": {"name": known.reset.name, "uid": known.reset.uid}, "status": dict(action.status)}
+        one = {"name": known.reset.name, "uid": known.reset.uid, "resourceVersion": known.reset.version}
+        body = {**head, "metadata": one, "status": dict(action.status)}
         done = await self._api.apply(paths.reset_status(known.reset.name), body)
         now = replace(reset.identify(done), spec=known.reset.spec)
         return replace(known, status=action.status, reset=now)
@@ -61,8 +62,8 @@ class Executor:
         return known
 
     async def _announce(self, action: actions.Announce, known: Snapshot) -> Snapshot:
-        kind = "Warning" if action.warning else "Normal"
-        self._recorder.record(known.reset.name, known.reset.uid, kind, action.reason, action.message)
+        who = {"name": known.reset.name, "uid": known.reset.uid}
+        self._recorder.post(**who, reason=action.reason, message=action.message, warning=action.warning)
         return known
 
     # The record.
@@ -123,6 +124,11 @@ class Executor:
         path = paths.lease(self._settings.resets_namespace, names.node_lease(action.node))
         await _gone(self._api.delete(path, uid=known.locks[action.node].uid))
         return replace(known, locks={node: lock for node, lock in known.locks.items() if node != action.node})
+
+    async def _break_lock(self, action: actions.BreakLock, known: Snapshot) -> Snapshot:
+        path = paths.lease(self._settings.resets_namespace, names.node_lease(action.lock.node))
+        await _gone(self._api.delete(path, uid=action.lock.uid))
+        return replace(known, locks={node: lock for node, lock in known.locks.items() if node != action.lock.node})
 
     # Nodes and pods.
 
@@ -206,6 +212,7 @@ _DOERS: Mapping[type[Any], Callable[..., Any]] = {
     actions.RecordResults: Executor._record_results,
     actions.TakeLock: Executor._take_lock,
     actions.ReleaseLock: Executor._release_lock,
+    actions.BreakLock: Executor._break_lock,
     actions.SetTaint: Executor._set_taint,
     actions.RemoveTaint: Executor._remove_taint,
     actions.EvictPod: Executor._evict_pod,

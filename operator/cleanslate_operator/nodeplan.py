@@ -19,7 +19,7 @@ PLANS_LIMIT_BYTES = 900_000  # of plans in one ConfigMap, which holds 1 MiB with
 _SUFFIX = ".json"
 _MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 _STATUSES = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
-_OVER = frozenset({"Succeeded", "Failed"})
+_OVER = ("Succeeded", "Failed")
 _DIGITS = 12
 
 

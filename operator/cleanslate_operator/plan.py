@@ -86,10 +86,10 @@ def ended(snapshot: Snapshot) -> Decision | None:
     if not reset.ended:
         return None
     stray: list[Action] = [actions.DeleteDaemonSet()] if snapshot.daemon_set else []
+    stray += [actions.ReleaseLock(node=node) for node in snapshot.mine]
+    stray += [actions.DeleteConfigMaps()] if snapshot.strays else []
     if reset.has_finalizer:
-        return Decision(
-            actions=(*stray, actions.DeleteConfigMaps(), actions.RemoveFinalizer()), again_s=_life_left(snapshot)
-        )
+        return Decision(actions=(*stray, actions.RemoveFinalizer()), again_s=_life_left(snapshot))
     if reset.spec.ttl_s is not None and not reset.deleting and _life_left(snapshot) == 0:
         return Decision(actions=(*stray, actions.DeleteReset()))
     return Decision(actions=tuple(stray), again_s=_life_left(snapshot))
@@ -166,6 +166,9 @@ def locks(snapshot: Snapshot) -> Decision | None:
     if not snapshot.record or snapshot.reset.spec.suspend:
         return None
     room = snapshot.reset.spec.max_concurrent - len(_in_hand(snapshot))
+    void = [lock for node in snapshot.record.pending if (lock := snapshot.locks.get(node)) and lock.void]
+    if void and room > 0:
+        return Decision(actions=tuple(actions.BreakLock(lock=lock) for lock in void), more=True)
     free = [node for node in snapshot.record.pending if node not in snapshot.locks]
     if room <= 0 or not free:
         return None

@@ -109,7 +109,7 @@ def _failure(pod: Mapping[str, Any], end: Mapping[str, Any], problem: str) -> tu
     """Reason and message for a container that ended without a summary."""
     code, reason = end.get("exitCode"), end.get("reason")
     if code == 0:
-        return "BadResult", f"cannot read its result: {problem}; look at its log, and do not trust node or image unseen"
+        return "BadResult", f"cannot read its result: {problem}; look at its log, and check node and image"
     if reason == "OOMKilled":
         what = f"it needed more memory than its limit of {_memory_limit(pod)}"
         return "OutOfMemory", f"cannot finish the reset: {what}; raise the memory limit of reset pods"

@@ -37,11 +37,22 @@ class Reader:
         one, problem = _understand(document)
         first = Snapshot(now_s=self._clock_s(), reset=one, status=_status_of(document), problem=problem)
         if one.ended:
-            return replace(first, daemon_set=await self._daemon_set(one))
+            return await self._over(first)
         snapshot = await self._running(first, known)
         if snapshot.record or snapshot.problem or one.deleting or one.spec.suspend:
             return snapshot
         return replace(snapshot, targets=await self._targets(one))
+
+    async def _over(self, first: Snapshot) -> Snapshot:
+        """What a crash, or a write on its way when another leader took over, may have left of a reset that is over."""
+        one = first.reset
+        selector = {"labelSelector": f"{names.RESET_UID}={one.uid}"}
+        daemon_set, locks, maps = await asyncio.gather(
+            self._daemon_set(one),
+            self._api.list(paths.leases(self._namespace), selector),
+            self._api.list(paths.config_maps(self._namespace), selector),
+        )
+        return replace(first, daemon_set=daemon_set, locks=_locks(locks[0]), strays=bool(maps[0]))
 
     async def _running(self, first: Snapshot, known: Record | None) -> Snapshot:
         one = first.reset
@@ -61,8 +72,22 @@ class Reader:
             record=None if isinstance(found, RecordError) else found,
             daemon_set=daemon_set,
             pods=_pods(pods[0]),
-            locks={lock.node: lock for lock in map(_lock, locks[0]) if lock},
+            locks=await self._voided(one, _locks(locks[0])),
         )
+
+    async def _voided(self, one: Reset, locks: dict[str, Lock]) -> dict[str, Lock]:
+        """The same, with those marked whose holder is no more."""
+        others = {lock.holder_name: lock.holder_uid for lock in locks.values() if lock.holder_uid not in {one.uid, ""}}
+        alive = await asyncio.gather(*(self._is_alive(name, uid) for name, uid in others.items()))
+        void = {uid for uid, is_alive in zip(others.values(), alive, strict=True) if not is_alive}
+        return {node: replace(lock, void=lock.holder_uid in void) for node, lock in locks.items()}
+
+    async def _is_alive(self, name: str, uid: str) -> bool:
+        try:
+            holder = reset.identify(await self._api.get(paths.reset(name)))
+        except NotFound:
+            return False
+        return holder.uid == uid and not holder.ended
 
     async def look(self, snapshot: Snapshot) -> Snapshot:
         """The same with the nodes that the next step needs to know. Raises ApiError."""
@@ -182,6 +207,10 @@ def _lock(lease: Object) -> Lock | None:
     return Lock(
         node=node, holder_uid=uid, holder_name=holder, since=str(spec.get("acquireTime", "?")), uid=metadata["uid"]
     )
+
+
+def _locks(leases: Iterable[Object]) -> dict[str, Lock]:
+    return {lock.node: lock for lock in map(_lock, leases) if lock}
 
 
 def _pods(pods: Iterable[Object]) -> dict[str, PodView]:

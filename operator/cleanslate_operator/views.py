@@ -47,13 +47,17 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """The Lease that is a node's lock: who holds it, and since when (as the API has it)."""
+    """The Lease that is a node's lock: who holds it, and since when (as the API has it).
+
+    `void`: its holder is over or gone, so that nobody will ever release it.
+    """
 
     node: str
     holder_uid: str
     holder_name: str
     since: str
     uid: str = ""
+    void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,8 @@ class Snapshot:
 
     `targets`: the nodes that the spec names, where they were looked up. `nodes`: those looked at, None where there is no such
     node. `blocked`: what the API server said when it last refused an eviction, by node. `asked`: when pods were last told to
-    leave (Unix time), by UID.
+    leave (Unix time), by UID. `strays`: there are
+    ConfigMaps of the reset, where that was asked.
     """
 
     now_s: float
@@ -115,6 +120,7 @@ class Snapshot:
     nodes: Mapping[str, NodeView | None] = field(default_factory=dict)
     blocked: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
+    strays: bool = False
 
     @property
     def mine(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The workers: take a key, look at that reset, and decide by the outcome when to look again. Nothing one reset does stops them."""
+"""The workers: take a key, look at that reset, decide by the outcome when to look again. Nothing one reset does stops them."""
 
 import asyncio
 import logging
@@ -52,8 +52,6 @@ class Workers:
         """One look; what it answers is to be called when the key is free again."""
         try:
             delay_s = await self._reconcile(key)
-        except api.ApiError as error:
-            return self._failed(key, error)
         except Exception as error:  # noqa: BLE001 - a reset that no one foresaw must not stop the others
             return self._failed(key, error)
         self._queue.forget(key)

@@ -13,7 +13,6 @@ import yaml
 from cluster import places
 
 CHART = places.CHECKOUT / "charts" / "cleanslate"
-Values = Mapping[str, Any]
 
 
 class HelmError(Exception):
@@ -28,7 +27,7 @@ class Helm:
     folder: Path
     kubeconfig: Path | None = None
 
-    def __call__(self, *arguments: str, values: Values = {}, timeout_s: float = 60.0) -> str:
+    def __call__(self, *arguments: str, values: Mapping[str, Any] = {}, timeout_s: float = 60.0) -> str:
         """Runs Helm with these values, and returns what it printed. Raises HelmError."""
         cluster = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
         given = ["--values=-"] if values else []
@@ -49,11 +48,11 @@ class Helm:
             raise HelmError(f"helm {' '.join(arguments)}: {done.stdout.strip()} {done.stderr.strip()}")
         return done.stdout
 
-    def lint(self, values: Values = {}) -> str:
+    def lint(self, values: Mapping[str, Any] = {}) -> str:
         """`helm lint --strict` of the chart: what it said. Raises HelmError."""
         return self("lint", "--strict", os.fspath(CHART), values=values)
 
-    def render(self, *arguments: str, values: Values = {}) -> list[dict[str, Any]]:
+    def render(self, *arguments: str, values: Mapping[str, Any] = {}) -> list[dict[str, Any]]:
         """The objects of `helm template`. Raises HelmError."""
         text = self("template", "cleanslate", os.fspath(CHART), *arguments, values=values)
         return [document for document in yaml.safe_load_all(text) if document]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster import images
-from cluster.helm import CHART, Helm, Values
+from cluster.helm import CHART, Helm
 from cluster.kubectl import Kubectl, KubectlError
 
 RELEASE = "cleanslate"
@@ -20,7 +20,7 @@ def images_of_the_cluster() -> dict[str, Any]:
     return {"operator": {"image": _image("operator")}, "resets": {"image": _image("node-program")}}
 
 
-def install(helm: Helm, values: Values = {}, *, timeout_s: float = _DEADLINE_S) -> str:
+def install(helm: Helm, values: Mapping[str, Any] = {}, *, timeout_s: float = _DEADLINE_S) -> str:
     """Installs or upgrades, and waits until every replica is ready; returns the notes. Raises HelmError."""
     arguments = ("upgrade", "--install", RELEASE, os.fspath(CHART), "--wait", f"--timeout={timeout_s:.0f}s")
     return helm(*arguments, values=merged(images_of_the_cluster(), values), timeout_s=timeout_s + 10)
@@ -40,7 +40,7 @@ def uninstall(kubectl: Kubectl, helm: Helm, *, timeout_s: float = _DEADLINE_S) -
 
 
 @contextmanager
-def installed(kubectl: Kubectl, helm: Helm, values: Values = {}) -> Iterator[str]:
+def installed(kubectl: Kubectl, helm: Helm, values: Mapping[str, Any] = {}) -> Iterator[str]:
     """The chart while the block runs; its notes. Nothing of it is left afterwards, also if it did not get ready."""
     try:
         yield install(helm, values)
@@ -48,7 +48,7 @@ def installed(kubectl: Kubectl, helm: Helm, values: Values = {}) -> Iterator[str
         uninstall(kubectl, helm)
 
 
-def merged(one: Values, other: Values) -> dict[str, Any]:
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """`one` with the values of `other`, which win."""
     result = dict(one)
     for name, value in other.items():

@@ -54,6 +54,7 @@ class Chance:
             message=self.text(),
             scope=pick([None, "orphans", "all"]),
             dry_run=pick([False, True]),
+            gpu_bytes_freed=self.size(),
             gpus=[self.gpu() for _ in range(pick([0, 1, 8]))],
             processes=[self.process() for _ in range(pick([0, 1, 20]))],
             timings_s={"survey": one.uniform(0, 9)},

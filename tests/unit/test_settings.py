@@ -34,8 +34,10 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "allow_roots": ("/srv", ("/srv",)),
     "plan": ("/etc/cleanslate/plan.json", "/etc/cleanslate/plan.json"),
     "host_root": ("/host", "/host"),
+    "host_name": ("gpu-17.example.com", "gpu-17.example.com"),
     "nvml_library": ("/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",) * 2,
     "termination_message": ("/dev/termination-log",) * 2,
+    "exit_zero": ("yes", True),
     "output": ("json", "json"),
 }
 BY_FIELD = {row.field: row for row in ROWS}
@@ -147,6 +149,7 @@ WRONG = {
     "--shm-root": ["dev/shm", "", "/a\0"],
     "--log": ["*.log"],
     "--host-root": ["host", "/\0"],
+    "--host-name": ["", "GPU-17", "gpu_17", "-gpu", "gpu-", "a..b", "gpu-17\n", "a" * 254, "gpü"],
     "--nvml-library": ["libnvidia-ml.so.1"],
     "--output": ["yaml", "JSON"],
 }
