@@ -203,6 +203,10 @@ def _say(line: str) -> None:
 def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     try:
         verb, flags = usage.parse(argv, VERBS)
-        return settings.build(verb, flags, environ)
+        chosen = settings.build(verb, flags, environ)
     except SettingError as error:
         raise _Leave(USAGE, str(error)) from error
+    if chosen.exit_zero and chosen.termination_message is None:
+        what = "--exit-zero: cannot use: nobody would know the result"
+        raise _Leave(USAGE, f"{what}; give --termination-message too")
+    return chosen

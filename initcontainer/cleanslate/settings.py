@@ -218,13 +218,7 @@ def build(verb: str, flags: Mapping[str, Sequence[str]], environ: Mapping[str, s
         if texts is not None:
             parsed = [_parse(row, text, source) for text in texts]
             values[row.field] = tuple(parsed) if row.many else parsed[-1]
-    return _checked(Settings(**values))
-
-
-def _checked(chosen: Settings) -> Settings:
-    if chosen.exit_zero and chosen.termination_message is None:
-        raise SettingError("--exit-zero: cannot use: nobody would know the result; give --termination-message too")
-    return chosen
+    return Settings(**values)
 
 
 def _split(text: str, *, many: bool) -> list[str]:

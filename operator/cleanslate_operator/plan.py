@@ -15,7 +15,7 @@ from cleanslate_operator.actions import Action
 from cleanslate_operator.noderesult import NodeResult, NodeVerdict
 from cleanslate_operator.record import Record
 from cleanslate_operator.reset import Pods, Scope
-from cleanslate_operator.results import Progress, Stage
+from cleanslate_operator.results import Progress
 from cleanslate_operator.times import rfc3339, unix_s
 from cleanslate_operator.views import GpuPod, NodeView, Refusal, Snapshot, Started
 
@@ -30,11 +30,6 @@ BLIND_MARGIN_S = 300.0  # the margin where a kubelet's last word is unknown
 LOCK_AGAIN_S = 2.0
 EVICT_AGAIN_S = 5.0
 WATCH_AGAIN_S = 10.0
-_TELLING = {
-    Stage.NOT_SCHEDULED,
-    Stage.IMAGE_PULL,
-    Stage.NOT_STARTED,
-}  # that a node has come no further than this is its reason
 EVENTS_OF_NODES = 10  # no more Events about single nodes of a reset than this
 
 
@@ -275,7 +270,7 @@ def _overdue(snapshot: Snapshot, node: str) -> NodeResult | None:
 def _last_word(snapshot: Snapshot, node: str, started: Started) -> tuple[str, str]:
     waited = f"no result {snapshot.now_s - started.planned_s:.0f} s after its plan was made"
     reading = _reading(snapshot, node)
-    if isinstance(reading, Progress) and reading.reason in _TELLING:
+    if isinstance(reading, Progress) and reading.reason in status.TELLING:
         return str(reading.reason), f"{waited}: {reading.message}"
     return "NoResult", f"{waited}; {reading.message if reading else 'there is no reset pod on it'}"
 

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from cleanslate_operator import rows
 from cleanslate_operator.noderesult import NodeResult, NodeVerdict, printable
+from cleanslate_operator.results import Progress, Stage
 from cleanslate_operator.times import rfc3339, unix_s
 from cleanslate_operator.views import Lock, Refusal, Snapshot
 
 MESSAGE_LIMIT = 1024
+TELLING = frozenset({Stage.NOT_SCHEDULED, Stage.IMAGE_PULL, Stage.NOT_STARTED})  # stages that nobody hopes to stay in
 _TERMINAL = {"Complete", "Failed"}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -80,6 +82,9 @@ def _waiting(snapshot: Snapshot) -> _Word | None:
     for node in working:
         if sentence := snapshot.blocked.get(node) or _leaving(snapshot, node):
             return _Word("Running", "Evicting", f"node {node}: {sentence}")
+        reading = snapshot.pods[node].reading if node in snapshot.pods else None
+        if isinstance(reading, Progress) and reading.reason in TELLING:
+            return _Word("Running", str(reading.reason), f"node {node}: {reading.message}")
     if snapshot.reset.spec.suspend and not working:
         return _Word(
             "Suspended", "Suspended", f"{_count(snapshot)}; held by spec.suspend, set it to false to let it go on"

@@ -21,6 +21,7 @@ _random = random.SystemRandom()
 class _Timer:
     at: float
     handle: asyncio.TimerHandle
+    buckets: Buckets | None  # where it has to take a token first
 
 
 class WorkQueue:
@@ -101,7 +102,7 @@ class WorkQueue:
     def _admit(self, key: str, buckets: Buckets) -> None:
         wait_s = buckets.take(key)
         if wait_s > 0:
-            self._schedule(key, wait_s)
+            self._schedule(key, wait_s, buckets)
         else:
             self._push(key)
 
@@ -112,17 +113,20 @@ class WorkQueue:
             self._waiting[key] = self._loop.time()
             self._ready.put_nowait(key)
 
-    def _schedule(self, key: str, delay_s: float) -> None:
+    def _schedule(self, key: str, delay_s: float, buckets: Buckets | None = None) -> None:
         at = self._loop.time() + delay_s
         timer = self._timers.get(key)
         if self._closed or (timer and timer.at <= at):
             return
         self._cancel(key)
-        self._timers[key] = _Timer(at, self._loop.call_at(at, self._due, key))
+        self._timers[key] = _Timer(at, self._loop.call_at(at, self._due, key), buckets)
 
     def _due(self, key: str) -> None:
-        del self._timers[key]
-        self._push(key)
+        buckets = self._timers.pop(key).buckets
+        if buckets is not None:
+            self._admit(key, buckets)
+        else:
+            self._push(key)
 
     def _cancel(self, key: str) -> None:
         timer = self._timers.pop(key, None)

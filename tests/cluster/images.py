@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,17 @@ def archive(name: str) -> Path:
     if name == "python":
         return baseimage.archive(baseimage.PYTHON)
     return build(_RECIPES[name]())
+
+
+def unpack(name: str, root: Path) -> Path:
+    """The content of one of `NAMES` as a folder, which is returned. Raises RuntimeError as `archive`."""
+    whole = archive(name)
+    with tarfile.open(whole) as packed:
+        for layer in archives.read(whole).layers:
+            with tarfile.open(fileobj=packed.extractfile(layer)) as content:
+                content.extractall(root, filter="fully_trusted")
+    root.chmod(0o755)  # pytest's own folders are closed to others
+    return root
 
 
 def key(recipe: Recipe) -> str:

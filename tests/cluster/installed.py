@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster import images
-from cluster.helm import CHART, Helm
+from cluster.helm import CHART, Helm, HelmError
 from cluster.kubectl import Kubectl, KubectlError
 
 RELEASE = "cleanslate"
@@ -20,10 +20,16 @@ def images_of_the_cluster() -> dict[str, Any]:
     return {"operator": {"image": _image("operator")}, "resets": {"image": _image("node-program")}}
 
 
-def install(helm: Helm, values: Mapping[str, Any] = {}, *, timeout_s: float = _DEADLINE_S) -> str:
-    """Installs or upgrades, and waits until every replica is ready; returns the notes. Raises HelmError."""
+def install(kubectl: Kubectl, helm: Helm, values: Mapping[str, Any] = {}, *, timeout_s: float = _DEADLINE_S) -> str:
+    """Installs or upgrades, and waits until every replica is ready; returns the notes.
+
+    Raises HelmError, with what the pods are and say where they do not get ready.
+    """
     arguments = ("upgrade", "--install", RELEASE, os.fspath(CHART), "--wait", f"--timeout={timeout_s:.0f}s")
-    return helm(*arguments, values=merged(images_of_the_cluster(), values), timeout_s=timeout_s + 10)
+    try:
+        return helm(*arguments, values=merged(images_of_the_cluster(), values), timeout_s=timeout_s + 10)
+    except HelmError as error:
+        raise HelmError(f"{error}\n{_pods(kubectl)}") from error
 
 
 def uninstall(kubectl: Kubectl, helm: Helm, *, timeout_s: float = _DEADLINE_S) -> None:
@@ -43,7 +49,7 @@ def uninstall(kubectl: Kubectl, helm: Helm, *, timeout_s: float = _DEADLINE_S) -
 def installed(kubectl: Kubectl, helm: Helm, values: Mapping[str, Any] = {}) -> Iterator[str]:
     """The chart while the block runs; its notes. Nothing of it is left afterwards, also if it did not get ready."""
     try:
-        yield install(helm, values)
+        yield install(kubectl, helm, values)
     finally:
         uninstall(kubectl, helm)
 
@@ -55,6 +61,18 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
         result[name] = merged(result[name], value) if both else value
     return result
+
+
+def _pods(kubectl: Kubectl) -> str:
+    of_the_operator = (
+        "--all-namespaces",
+        "--selector=app.kubernetes.io/name=cleanslate,app.kubernetes.io/component=operator",
+    )
+    try:
+        logs = kubectl("logs", *of_the_operator, "--prefix", "--tail=20", "--ignore-errors")
+        return kubectl("describe", "pods", *of_the_operator)[-8000:] + logs[-8000:]
+    except KubectlError as error:
+        return str(error)
 
 
 def _delete_resets(kubectl: Kubectl) -> None:

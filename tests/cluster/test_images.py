@@ -215,28 +215,17 @@ def test_node_program_is_labelled_and_small() -> None:
 @pytest.fixture(scope="module")
 def node_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The node program's root."""
-    return unpacked("node-program", tmp_path_factory.mktemp("root"))
+    return images.unpack("node-program", tmp_path_factory.mktemp("root"))
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, gpusim.Driver]]:
     """The server's root, with four simulated GPUs in it."""
-    root = unpacked("server", tmp_path_factory.mktemp("root"))
+    root = images.unpack("server", tmp_path_factory.mktemp("root"))
     os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
     driver = gpusim.Driver.install(root / DRIVER, root / "dev", gpusim.gpus(4))
     yield root, driver
     driver.remove()
-
-
-def unpacked(name: str, root: Path) -> Path:
-    """An image's content as one folder."""
-    archive = images.archive(name)
-    with tarfile.open(archive) as packed:
-        for layer in archives.read(archive).layers:
-            with tarfile.open(fileobj=packed.extractfile(layer)) as content:
-                content.extractall(root, filter="fully_trusted")
-    root.chmod(0o755)  # pytest's own folders are closed to others
-    return root
 
 
 @pytest.mark.parametrize("user", [0, 12345])

@@ -202,6 +202,9 @@ reports = st.fixed_dictionaries(
     {
         "schema": st.just("cleanslate.dev/report/v1"),
         "verb": st.just("reset"),
+        "scope": st.sampled_from([None, "orphans", "all"]),
+        "dryRun": st.booleans(),
+        "gpuBytesFreed": st.integers(0, 2**63),
         "host": hostile,
         "startedAt": st.just("2027-01-15T08:00:00.000Z"),
         "durationSeconds": st.floats(0, 1e9),
@@ -226,7 +229,8 @@ def check_summary(report: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(data)
     for part in ("gpus", "processes", "warnings"):
         assert len(found[part]) + found["omitted"].get(part, 0) == len(report[part])
-    head = {key: report[key] for key in ("schema", "verb", "startedAt", "durationSeconds", "result", "exitCode")}
+    asked = {key: report[key] for key in ("schema", "verb", "scope", "dryRun", "startedAt")}
+    head = asked | {key: report[key] for key in ("durationSeconds", "result", "exitCode", "gpuBytesFreed")}
     assert {key: found[key] for key in head} == head
     return found
 
@@ -244,6 +248,7 @@ def small(**changes: Any) -> dict[str, Any]:
     """A report of nothing."""
     none = {"removedCount": 0, "keptCount": 0, "bytesFreed": 0}
     head = {"schema": "cleanslate.dev/report/v1", "verb": "reset", "host": "gpu-17", "startedAt": "2027"}
+    head |= {"scope": "orphans", "dryRun": False, "gpuBytesFreed": 0}
     whole = {"durationSeconds": 1.5, "result": "NotClean", "exitCode": 3, "message": "pid 1: stays"}
     files = {"sharedMemory": none, "caches": none, "logs": none}
     return head | whole | files | {"gpus": [], "processes": [], "warnings": []} | changes
@@ -293,6 +298,27 @@ def test_one_long_list_does_not_crowd_out_the_others() -> None:
     )
     assert [len(found[part]) for part in ("gpus", "processes")] == [1, 1]
     assert len(found["warnings"]) > 5
+
+
+def test_a_nodes_name_is_summarized_whole() -> None:
+    """A node may have a name of 253 characters, and whoever reads the summary compares it with the node's."""
+    assert check_summary(small(host="n" * 253))["host"] == "n" * 253
+
+
+@pytest.mark.parametrize("uid", [POD, STATIC_POD])
+def test_what_a_plan_names_pods_by(uid: str) -> None:
+    """The same as parse_plan takes."""
+    assert formats.is_pod_uid(uid)
+    assert not formats.is_pod_uid(uid + "\n")
+    assert not formats.is_pod_uid(uid.upper())
+
+
+def test_what_a_plan_names_containers_by() -> None:
+    """With and without the engine's prefix."""
+    assert formats.is_container_id(CONTAINER)
+    assert formats.is_container_id(f"cri-o://{CONTAINER}")
+    assert not formats.is_container_id(CONTAINER[1:])
+    assert not formats.is_container_id("containerd://")
 
 
 def test_megabytes_of_text_are_cut_soon() -> None:

@@ -246,3 +246,33 @@ def test_every_result_of_a_gpu_is_counted() -> None:
     """A new result has to be given its weight."""
     assert set(GpuResult) == gpus.DIRTY | gpus.UNKNOWN | {GpuResult.CLEAN, GpuResult.BUSY}
     assert EXIT_CODES == {Result.CLEAN: 0, Result.NOT_CLEAN: 3, Result.CANNOT_TELL: 4, Result.REFUSED: 5}
+
+
+def reading_of(*of: GpuReading) -> Reading:
+    """A reading of these GPUs."""
+    return Reading(gpus=of)
+
+
+FREED: dict[str, tuple[list[GpuReading], list[GpuReading], set[str] | None, int]] = {
+    "what fell": ([gpu(used_bytes=GIB), gpu(1, used_bytes=GIB)], [gpu(used_bytes=MIB), gpu(1)], None, 2 * GIB - MIB),
+    "what rose frees nothing": ([gpu(), gpu(1, used_bytes=GIB)], [gpu(used_bytes=GIB), gpu(1)], None, GIB),
+    "unknown before": ([gpu(error=LOST, **UNREAD)], [gpu()], None, 0),
+    "unknown after": ([gpu(used_bytes=GIB)], [gpu(error=LOST, **UNREAD)], None, 0),
+    "gone after": ([gpu(used_bytes=GIB)], [], None, 0),
+    "nothing read": ([], [], None, 0),
+    "out of scope": ([gpu(used_bytes=GIB), gpu(1, used_bytes=MIB)], [gpu(), gpu(1)], {"1"}, MIB),
+    "an instance and its GPU": (
+        [gpu(used_bytes=GIB), gpu(uuid=MIG_0, parent=GPU_0, used_bytes=GIB)],
+        [gpu(), gpu(uuid=MIG_0, parent=GPU_0)],
+        None,
+        GIB,
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "scope", "freed"), FREED.values(), ids=FREED.keys())
+def test_freed_memory_is_what_two_readings_know(
+    before: list[GpuReading], after: list[GpuReading], scope: set[str] | None, freed: int
+) -> None:
+    """Unknown counts as nothing, and no memory counts twice."""
+    assert gpus.freed_bytes(reading_of(*before), reading_of(*after), scope and frozenset(scope)) == freed

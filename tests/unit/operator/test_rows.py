@@ -88,7 +88,7 @@ def test_a_long_row_loses_first_what_matters_least() -> None:
     assert "warnings" not in without_warnings
     assert without_warnings["omitted"] == {"warnings": 10}
     assert len(without_warnings["processes"]) == 19
-    (short,), _ = rows.fit([one], limit_bytes=700)
+    (short,), _ = rows.fit([one], limit_bytes=600)
     assert [gpu["result"] for gpu in short["gpus"]] == ["Held"]
     assert [process["outcome"] for process in short["processes"]] == ["Unkillable"]
     assert short["omitted"] == {"gpus": 7, "processes": 18, "warnings": 10}
