@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 _FEW = 64  # fewer buckets than this are not worth a look for full ones
 
+_TINY = 1e-6  # of a token: who waited as long as it was told is not sent away for a rounding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
@@ -26,7 +28,7 @@ class Buckets:
     def take(self, key: str) -> float:
         """Take a token: 0 if there was one, else the seconds until there is one, and none is taken."""
         lacking = self._lacking(key)
-        if lacking + 1 > self._rate.burst:
+        if lacking + 1 > self._rate.burst + _TINY:
             return (lacking + 1 - self._rate.burst) / self._rate.per_s
         self._spent[key] = (lacking + 1, self._clock())
         self._forget_full()

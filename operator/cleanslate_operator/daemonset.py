@@ -114,6 +114,7 @@ def _container(name: str, settings: Settings) -> Object:
         "name": name,
         "image": settings.image,
         "imagePullPolicy": settings.image_pull_policy,
+        "command": ["cleanslate"],  # another image's entry point is not to be trusted with the node
         "terminationMessagePath": arguments.MESSAGE_FILE,
         "terminationMessagePolicy": "File",  # a log is no result
     }

@@ -21,6 +21,7 @@ _LIST_LIMIT = 64  # more conditions, owners or containers than a reset pod can h
 _TEXT_LIMIT = 300  # of what a kubelet says
 _LOST = "ContainerStatusUnknown"  # the kubelet found no trace of it: the node booted again, or its runtime was wiped
 _USAGE, _SIGKILL, _SIGTERM = 2, 137, 143
+_CODE_LIMIT = 1 << 31
 _STEADY = frozenset({GpuResult.CLEAN, GpuResult.BUSY})
 
 
@@ -113,7 +114,7 @@ def _failure(pod: Mapping[str, Any], end: Mapping[str, Any], problem: str) -> tu
     if reason == "OOMKilled":
         what = f"it needed more memory than its limit of {_memory_limit(pod)}"
         return "OutOfMemory", f"cannot finish the reset: {what}; raise the memory limit of reset pods"
-    if reason == _LOST or code == _SIGTERM or _is_leaving(pod) or not isinstance(code, int):
+    if reason == _LOST or code == _SIGTERM or _is_leaving(pod) or not isinstance(code, int) or abs(code) > _CODE_LIMIT:
         return None
     said = f", {text}" if (text := _text(end, "message")) else ""
     if code == _USAGE:

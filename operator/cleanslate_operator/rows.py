@@ -51,15 +51,20 @@ def _row(result: NodeResult, limit_bytes: int) -> Row:
     row = result.to_json()
     for key in _NOT_SHOWN:
         del row[key]
-    room = limit_bytes - _SLACK_BYTES
-    for name, may_go in _EXPENDABLE:
-        _drop(row, name, may_go, size_bytes(row) - room)
-    for name in _FILES:
-        if size_bytes(row) > room:
-            row.pop(name, None)
-    row["message"] = _cut(row["message"], size_bytes(row["message"]) + room - size_bytes(row))
+    if size_bytes(row) > limit_bytes:
+        _shorten(row, limit_bytes - _SLACK_BYTES)
     row["omitted"] = {name: count for name, count in row["omitted"].items() if count}
     return {key: value for key, value in row.items() if value not in ([], {})}
+
+
+def _shorten(row: Row, room_bytes: int) -> None:
+    """Leave out what matters least, then more, until the row fits."""
+    for name, may_go in _EXPENDABLE:
+        _drop(row, name, may_go, size_bytes(row) - room_bytes)
+    for name in _FILES:
+        if size_bytes(row) > room_bytes:
+            row.pop(name, None)
+    row["message"] = _cut(row["message"], size_bytes(row["message"]) + room_bytes - size_bytes(row))
 
 
 def _drop(row: Row, name: str, may_go: Callable[[Any], bool], excess_bytes: int) -> None:

@@ -6,6 +6,7 @@ comes again when that is done. Everything runs in one event loop, on its clock.
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cleanslate_operator.buckets import Buckets, Rate
@@ -21,7 +22,6 @@ _random = random.SystemRandom()
 class _Timer:
     at: float
     handle: asyncio.TimerHandle
-    buckets: Buckets | None  # where it has to take a token first
 
 
 class WorkQueue:
@@ -41,19 +41,14 @@ class WorkQueue:
 
     def add(self, key: str) -> None:
         """Something happened to `key`: look at it soon."""
-        if key in self._working:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._admit(key, self._events)
+        self._offer(key, self._events)
 
     def add_after(self, key: str, delay_s: float) -> None:
         """Look at `key` in a while, or at once. Of several such moments the earliest counts, and none once it is looked at."""
         if delay_s > 0:
-            self._schedule(key, delay_s)
-        elif key in self._working:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._admit(key, self._steps)
+            self._schedule(key, delay_s, self._push)
+        else:
+            self._offer(key, self._steps)
 
     def add_rate_limited(self, key: str, at_least_s: float = 0.0) -> None:
         """Work on `key` failed: look at it again, later each time, at most LAST_RETRY_S unless the API server asks for more."""
@@ -81,7 +76,7 @@ class WorkQueue:
         self._working.discard(key)
         if key in self._again:
             self._again.discard(key)
-            self._admit(key, self._events)
+            self._offer(key, self._events)
 
     def close(self) -> None:
         """Hand out no more keys."""
@@ -99,12 +94,16 @@ class WorkQueue:
         first = next(iter(self._waiting.values()), None)
         return 0.0 if first is None else self._loop.time() - first
 
-    def _admit(self, key: str, buckets: Buckets) -> None:
-        wait_s = buckets.take(key)
-        if wait_s > 0:
-            self._schedule(key, wait_s, buckets)
-        else:
-            self._push(key)
+    def _offer(self, key: str, buckets: Buckets) -> None:
+        """Make `key` ready now, or as soon as it may be again."""
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._waiting:
+            wait_s = buckets.take(key)
+            if wait_s > 0:
+                self._schedule(key, wait_s, lambda due: self._offer(due, buckets))
+            else:
+                self._push(key)
 
     def _push(self, key: str) -> None:
         if key in self._working:
@@ -113,20 +112,17 @@ class WorkQueue:
             self._waiting[key] = self._loop.time()
             self._ready.put_nowait(key)
 
-    def _schedule(self, key: str, delay_s: float, buckets: Buckets | None = None) -> None:
+    def _schedule(self, key: str, delay_s: float, then: Callable[[str], None]) -> None:
         at = self._loop.time() + delay_s
         timer = self._timers.get(key)
         if self._closed or (timer and timer.at <= at):
             return
         self._cancel(key)
-        self._timers[key] = _Timer(at, self._loop.call_at(at, self._due, key), buckets)
+        self._timers[key] = _Timer(at, self._loop.call_at(at, self._due, key, then))
 
-    def _due(self, key: str) -> None:
-        buckets = self._timers.pop(key).buckets
-        if buckets is not None:
-            self._admit(key, buckets)
-        else:
-            self._push(key)
+    def _due(self, key: str, then: Callable[[str], None]) -> None:
+        del self._timers[key]
+        then(key)
 
     def _cancel(self, key: str) -> None:
         timer = self._timers.pop(key, None)

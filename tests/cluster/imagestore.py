@@ -32,7 +32,8 @@ tar --create --xattrs --file "$target" --directory /var/lib/containerd .
 def archive(names: Sequence[str]) -> Path:
     """A tar of FOLDER with these of images.NAMES imported; blocks for seconds if it is not there yet. Raises RuntimeError."""
     sources = [images.archive(name) for name in names]
-    key = archives.key_of(RECIPE, _containerd(), [images.reference(name) for name in names])
+    # Of the archives themselves: the checkout may have been edited since, and a key of what it is now would be another's.
+    key = archives.key_of(RECIPE, _containerd(), [archives.read(source).reference for source in sources])
     return archives.obtain("store", key, lambda draft, _: _make(draft, sources))
 
 

@@ -64,15 +64,16 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pods(kubectl: Kubectl) -> str:
-    of_the_operator = (
-        "--all-namespaces",
-        "--selector=app.kubernetes.io/name=cleanslate,app.kubernetes.io/component=operator",
-    )
+    """What the operator's pods are and say, wherever they are."""
+    selector = "--selector=app.kubernetes.io/name=cleanslate,app.kubernetes.io/component=operator"
+    said = []
     try:
-        logs = kubectl("logs", *of_the_operator, "--prefix", "--tail=20", "--ignore-errors")
-        return kubectl("describe", "pods", *of_the_operator)[-8000:] + logs[-8000:]
+        for pod in kubectl.items("pods", "--all-namespaces", selector):
+            one, name = kubectl.within(pod["metadata"]["namespace"]), pod["metadata"]["name"]
+            said += [one("describe", "pod", name)[-3000:], one("logs", name, "--tail=20", "--ignore-errors")[-3000:]]
     except KubectlError as error:
-        return str(error)
+        said.append(str(error))
+    return "\n".join(said)
 
 
 def _delete_resets(kubectl: Kubectl) -> None:

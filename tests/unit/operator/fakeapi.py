@@ -94,7 +94,7 @@ class FakeApi:
         self.url = ""
         self.watches: list[str] = []
         self._version = 100
-        self._streams: list[tuple[str, asyncio.Queue[Object]]] = []
+        self._streams: list[tuple[str, asyncio.Queue[Object | None]]] = []
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator["FakeApi"]:
@@ -129,6 +129,12 @@ class FakeApi:
     def remove(self, path: str) -> None:
         """Delete an object, and tell the watches."""
         self._tell("DELETED", path, self.objects.pop(path))
+
+    def drop_watches(self) -> None:
+        """End all watches, as an API server does that restarts."""
+        for _, queue in self._streams:
+            queue.put_nowait(None)
+        self._streams.clear()
 
     def writes(self) -> list[tuple[str, str]]:
         """Method and path of all that was asked but reads."""
@@ -183,12 +189,13 @@ class FakeApi:
         return web.json_response({"kind": "List", "items": items[start : start + limit], "metadata": metadata})
 
     async def _watch(self, request: web.Request, path: str) -> web.StreamResponse:
-        response, queue = web.StreamResponse(), asyncio.Queue[Object]()
+        response, queue = web.StreamResponse(), asyncio.Queue[Object | None]()
         await response.prepare(request)
         self._streams.append((path, queue))
         self.watches.append(f"{path}?{request.query_string}")
-        while True:
-            await response.write(json.dumps(await queue.get()).encode() + b"\n")
+        while (event := await queue.get()) is not None:
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
 
     def _named(self, request: web.Request, path: str, body: Any) -> web.Response:
         old = self.objects.get(path)

@@ -86,6 +86,7 @@ def test_the_reset_sees_the_node_and_has_no_credentials() -> None:
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["priorityClassName"] == "system-node-critical"
     (program,) = pod["initContainers"]
+    assert program["command"] == ["cleanslate"]
     assert program["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0}
     assert [variable["name"] for variable in program["env"]] == ["NODE_NAME"]
     assert program["resources"]["limits"]["memory"] == "512Mi"

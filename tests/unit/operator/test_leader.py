@@ -130,6 +130,7 @@ def test_a_standby_waits_while_the_leader_renews_and_takes_over_when_it_does_not
                 await asyncio.sleep(0.05)
                 assert first.is_leader()
                 assert not second.is_leader()
+        await asyncio.sleep(0.1)  # for the standby to see the last renewal
         world.clock.now_s += 14.9
         await asyncio.sleep(0.1)
         assert not second.is_leader()

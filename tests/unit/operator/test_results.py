@@ -291,6 +291,12 @@ def test_a_reset_that_is_not_over_says_how_far_it_is(made: Object, stage: Stage,
     assert message in found.message
 
 
+@pytest.mark.parametrize("code", [None, "137", 1.5, 10**5000, -(10**5000)])
+def test_an_exit_code_that_is_none_is_no_result(code: Any) -> None:
+    """Nothing is known of how it ended, so another look has to tell."""
+    assert progress_of(pod({"name": "reset", "state": {"terminated": {"exitCode": code}}})).reason is Stage.STARTING
+
+
 def test_a_pod_of_another_daemon_set_is_nobodys() -> None:
     """A pod with the right labels and a fine result, made by somebody else."""
     assert results.read(pod(ended(summary())), NODE, UID) is None
