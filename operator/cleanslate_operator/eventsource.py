@@ -1,6 +1,7 @@
 """kopf, in a thread and an event loop of its own: at its end it cancels every task of the loop that it runs in."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class EventSource:
         self._enqueue = enqueue
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[BaseException | None] = self._loop.create_future()
-        self._stop = threading.Event()
+        self._kopf: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._thread = threading.Thread(target=self._main, name="events", daemon=True)
 
     async def run(self) -> BaseException | None:
@@ -37,8 +38,10 @@ class EventSource:
 
     def stop(self, within_s: float) -> None:
         """Deliver no more events. Blocks until kopf has ended, but no longer than this."""
-        self._stop.set()
-        if self._thread.is_alive():
+        if self._kopf is not None and self._thread.is_alive():
+            loop, flag = self._kopf
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                loop.call_soon_threadsafe(flag.set)
             self._thread.join(within_s)
 
     def _main(self) -> None:
@@ -52,12 +55,15 @@ class EventSource:
         self._call(self._end, outcome)
 
     async def _serve(self) -> None:
+        # Not threading.Event: kopf waits for one in a thread of its own, which nothing ends if kopf ends by itself.
+        flag = asyncio.Event()
+        self._kopf = (asyncio.get_running_loop(), flag)
         await kopf.operator(
             registry=handlers.registry(lambda name: self._call(self._enqueue, name), self._configuration),
             settings=handlers.settings(),
             namespaces=[self._namespace],
             standalone=True,
-            stop_flag=self._stop,
+            stop_flag=flag,
         )
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:

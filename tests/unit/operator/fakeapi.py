@@ -94,6 +94,7 @@ class FakeApi:
         self.url = ""
         self.watches: list[str] = []
         self._version = 100
+        self._history: list[tuple[int, str, Object]] = []
         self._streams: list[tuple[str, asyncio.Queue[Object | None]]] = []
 
     @contextlib.asynccontextmanager
@@ -128,6 +129,7 @@ class FakeApi:
 
     def remove(self, path: str) -> None:
         """Delete an object, and tell the watches."""
+        self._version += 1
         self._tell("DELETED", path, self.objects.pop(path))
 
     def drop_watches(self) -> None:
@@ -141,9 +143,11 @@ class FakeApi:
         return [(method, path) for method, path, _ in self.requests if method != "GET"]
 
     def _tell(self, kind: str, path: str, body: Object) -> None:
+        place, event = path.rpartition("/")[0], {"type": kind, "object": body}
+        self._history.append((self._version, place, event))
         for listed, queue in self._streams:
-            if path.rpartition("/")[0] == listed:
-                queue.put_nowait({"type": kind, "object": body})
+            if place == listed:
+                queue.put_nowait(event)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
@@ -191,10 +195,14 @@ class FakeApi:
     async def _watch(self, request: web.Request, path: str) -> web.StreamResponse:
         response, queue = web.StreamResponse(), asyncio.Queue[Object | None]()
         await response.prepare(request)
+        since = int(request.query.get("resourceVersion", "0"))
+        for version, place, event in self._history:
+            if version > since and place == path:
+                queue.put_nowait(event)
         self._streams.append((path, queue))
         self.watches.append(f"{path}?{request.query_string}")
-        while (event := await queue.get()) is not None:
-            await response.write(json.dumps(event).encode() + b"\n")
+        while (news := await queue.get()) is not None:
+            await response.write(json.dumps(news).encode() + b"\n")
         return response
 
     def _named(self, request: web.Request, path: str, body: Any) -> web.Response:
