@@ -13,6 +13,7 @@ from typing import Any
 from cleanslate.formats import SUMMARY_LIMIT_BYTES, SUMMARY_SCHEMA
 from cleanslate_operator import noderesult
 from cleanslate_operator.noderesult import Fields, Gpu, GpuResult, NodeResult, NodeVerdict
+from cleanslate_operator.times import unix_s
 
 __all__ = ["RESET_CONTAINER", "NodeResult", "NodeVerdict", "Progress", "Stage", "node_of", "read"]
 
@@ -249,7 +250,9 @@ def _memory_limit(pod: Mapping[str, Any]) -> str:
 
 def _finished_at(end: Mapping[str, Any]) -> str | None:
     found = end.get("finishedAt")
-    return found if isinstance(found, str) and noderesult.TIME.fullmatch(found) else None
+    if not isinstance(found, str) or not noderesult.TIME.fullmatch(found) or unix_s(found) is None:
+        return None  # rather none than one that no status takes
+    return found
 
 
 def _is_leaving(pod: Mapping[str, Any]) -> bool:

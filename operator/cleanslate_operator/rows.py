@@ -12,7 +12,7 @@ LIMIT_ROWS = 200
 _WORST_FIRST = {verdict: rank for rank, verdict in enumerate(NodeVerdict)}
 _NOT_SHOWN = ("gpuBytesFreed", "dryRun")  # of the record only: the status says them once, for all nodes
 _SLACK_BYTES = 48  # for the counts of what is left out
-_ESCAPED, _ESCAPE_BYTES = "<>&", 6  # the API server writes each of them as \\u00XX
+_ESCAPED, _ESCAPE_BYTES = "<>&", 6  # the API server writes each of them as \u00XX
 
 Row = dict[str, Any]
 

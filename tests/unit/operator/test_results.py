@@ -311,6 +311,13 @@ def test_a_pod_speaks_for_the_node_that_it_is_bound_to_alone() -> None:
     assert results.node_of({"spec": {"affinity": {"nodeAffinity": []}}}) is None
 
 
+@pytest.mark.parametrize("text", ["2026-13-01T00:00:00Z", "yesterday", "", 7, None])
+def test_a_time_that_is_none_is_not_told(text: Any) -> None:
+    """A status with it would be refused as a whole."""
+    found = result_of(ended(summary(), finishedAt=text))
+    assert (found.result, found.finished_at) == (NodeVerdict.CLEAN, None)
+
+
 def test_rows_of_a_result_are_read_back_as_they_were() -> None:
     """The record loses nothing."""
     told = summary(

@@ -1,10 +1,13 @@
 """Status rows: what is not clean comes first, a few nodes keep everything, thousands stay within what the API holds."""
 
 import json
+import pathlib
 import time
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +15,7 @@ from cleanslate_operator import rows
 from cleanslate_operator.noderesult import Files, GpuResult, NodeResult, NodeVerdict, Omitted, Outcome, Verdict
 from unit.operator.resetpods import gpu_of, process_of, result
 
+CRD = pathlib.Path(__file__).parents[3] / "crds" / "gpunodereset.yaml"
 HOSTILE = '<&>"\\é𝕏'
 
 
@@ -99,6 +103,17 @@ def test_a_row_says_only_what_it_knows() -> None:
     """No empty list, no null: the API's schema takes neither for granted."""
     (row,), _ = rows.fit([result(finished_at=None, duration_s=None)])
     assert row == {"node": "gpu-17", "result": "NotClean", "reason": "NotClean", "message": "gpu-17 is NotClean"}
+
+
+@pytest.mark.parametrize("count", [1, 40, 200])
+def test_rows_are_as_the_crd_wants_them(count: int) -> None:
+    """With every field that there can be, and cut."""
+    schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    row_schema = schema["properties"]["status"]["properties"]["results"]["items"]
+    shown, _ = rows.fit([largest(f"gpu-{number}", "é") for number in range(count)] + [result(node="z")])
+    for row in shown:
+        jsonschema.Draft202012Validator(row_schema).validate(row)
+        assert row.keys() <= row_schema["properties"].keys()
 
 
 def test_no_results_are_no_rows() -> None:

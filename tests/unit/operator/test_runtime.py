@@ -203,7 +203,7 @@ def test_a_port_that_is_taken_ends_it_with_the_reason(caplog: pytest.LogCaptureF
 
 @asynccontextmanager
 async def process(server: FakeApi, folder: pathlib.Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The operator's command in a process of its own, with a kubeconfig for that server; killed at the end if it has not ended."""
+    """The operator's command in a process of its own, with a kubeconfig for that server; killed if it has not ended."""
     config = folder / "kubeconfig"
     cluster = {"name": "fake", "cluster": {"server": server.url}}
     context = {"name": "fake", "context": {"cluster": "fake", "user": "fake"}}
