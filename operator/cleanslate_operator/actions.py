@@ -87,9 +87,13 @@ class CreatePlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDaemonSet:
-    """Make the DaemonSet cover these nodes, on the version that was seen, or make it if there is none."""
+    """Make the DaemonSet cover these nodes, on the version that was seen, or make it if there is none.
+
+    `kept`: plans that are in it no more and are needed yet, each with the nodes that need it.
+    """
 
     nodes: Mapping[str, Started]
+    kept: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ Every write names the version or the UID that the decision was made on, so that 
 that came too late, changes nothing: the API server refuses it, the step is abandoned, and the next look starts anew.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -186,6 +187,7 @@ class Executor:
 
     async def _set_daemon_set(self, action: actions.SetDaemonSet, known: Snapshot) -> Snapshot:
         body = daemonset.render(known.reset, action.nodes, self._settings)
+        body["metadata"]["annotations"][names.KEPT] = json.dumps(action.kept, separators=(",", ":"))
         if known.daemon_set:
             body["metadata"] |= {"uid": known.daemon_set.uid, "resourceVersion": known.daemon_set.version}
             path = paths.daemon_set(self._settings.resets_namespace, body["metadata"]["name"])

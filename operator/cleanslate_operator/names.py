@@ -24,6 +24,7 @@ COVERED = (
 )
 TAINT = f"{GROUP}/resetting"
 LEADER_LEASE = "cleanslate-operator"
+KEPT = f"{GROUP}/kept-plans"  # another one: plans of nodes that left it, each with the nodes whose pods may yet mount it
 
 _NAME_LIMIT = 40
 _NOT_LABEL = re.compile(r"[^a-z0-9-]+")

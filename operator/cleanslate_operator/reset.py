@@ -95,9 +95,9 @@ class Reset:
     ended: str | None = None  # the annotation names.ENDED
 
     @property
-    def label(self) -> str:
-        """How messages name it."""
-        return f"{names.KIND} {self.name}"
+    def taints(self) -> bool:
+        """Whether its nodes are tainted while it runs."""
+        return self.spec.scope is Scope.ALL and not self.spec.dry_run
 
 
 class SpecError(ValueError):
@@ -106,6 +106,8 @@ class SpecError(ValueError):
 
 def read(document: Mapping[str, Any]) -> Reset:
     """The GPUNodeReset in a JSON object of the API. Raises SpecError; `identify` works on such an object all the same."""
+    if len(document["metadata"]["name"]) > _NAME_LIMIT:
+        raise SpecError(f"metadata.name: longer than {_NAME_LIMIT} characters, which labels can't carry")
     return replace(identify(document), spec=_Fields(_mapping(document.get("spec"), "spec"), "spec").spec())
 
 
@@ -215,6 +217,7 @@ class _Fields:
 
 _PARTS = ("gpus", "processes", "sharedMemory", "caches", "logs", "verify", "rollout")
 _TEXT_LIMIT = 1024
+_NAME_LIMIT = 63
 _LABEL = re.compile(r"(?:[a-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 

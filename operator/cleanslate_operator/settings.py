@@ -24,7 +24,7 @@ _LONGEST_S = 3600.0
 _QUANTITY = re.compile(r"\d{1,12}(?:\.\d{1,9})?(?:m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")  # a quantity of cpu or memory
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _LEVELS = ("debug", "info", "warning", "error")
-_RESOURCES = '{"requests":{"cpu":"100m","memory":"64Mi"},"limits":{"memory":"512Mi"}}'
+_RESOURCES = '{"requests":{"cpu":"100m","memory":"64Mi"},"limits":{"cpu":"2","memory":"512Mi"}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Row:
 
 def resources(text: str) -> dict[str, dict[str, str]]:
     """The requests and limits of cpu and memory in a JSON object. Raises ValueError."""
-    wanted = 'not requests and limits of cpu and memory; write for example \'{"limits":{"memory":"512Mi"}}\''
+    wanted = 'not requests and limits of cpu and memory; write for example \'{"limits":{"cpu":"2","memory":"512Mi"}}\''
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -168,16 +168,20 @@ def owned_by(document: Object, uid: str) -> bool:
 
 
 def daemon_set_view(document: Object) -> DaemonSetView:
-    """The DaemonSet. Which nodes it covers, and by which plans, stands in an annotation beside the template that follows."""
+    """The DaemonSet. Which nodes it covers, and by which plans, stands in annotations beside the template that follows."""
     metadata = document["metadata"]
     try:
-        covered = json.loads(metadata.get("annotations", {}).get(names.COVERED, "{}"))
+        covered, kept = (json.loads(metadata["annotations"].get(key, "{}")) for key in (names.COVERED, names.KEPT))
         nodes = {
-            node: Started(plan=str(name), planned_s=float(planned_s)) for node, (name, planned_s) in covered.items()
+            node: Started(plan=str(plan), planned_s=float(planned_s)) for node, (plan, planned_s) in covered.items()
         }
-    except (TypeError, ValueError, AttributeError):
-        nodes = {}  # somebody has changed it; every node is planned again, and the plan's time protects what began since
-    return DaemonSetView(uid=metadata["uid"], version=metadata["resourceVersion"], nodes=nodes)
+        needed = {plan: tuple(map(str, nodes)) for plan, nodes in kept.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        nodes, needed = (
+            {},
+            {},
+        )  # somebody has changed it: all is planned anew, and the new plans' time protects what is new
+    return DaemonSetView(uid=metadata["uid"], version=metadata["resourceVersion"], nodes=nodes, kept=needed)
 
 
 def lock_view(document: Object) -> Lock | None:

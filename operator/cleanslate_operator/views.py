@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cleanslate_operator import names
 from cleanslate_operator.noderesult import NodeResult
 from cleanslate_operator.record import Record
 from cleanslate_operator.reset import Reset
@@ -70,11 +71,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSetView:
-    """The reset's DaemonSet."""
+    """The reset's DaemonSet: the nodes it covers, and the plans of others that pods of theirs may still be waiting to mount."""
 
     uid: str
     version: str
     nodes: Mapping[str, Started] = field(default_factory=dict)
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +128,23 @@ class Snapshot:
     def mine(self) -> tuple[str, ...]:
         """The nodes whose lock this reset holds."""
         return tuple(node for node, lock in self.locks.items() if lock.holder_uid == self.reset.uid)
+
+    @property
+    def in_hand(self) -> tuple[str, ...]:
+        """The nodes that are being reset: locked, and not done."""
+        pending = set(self.record.pending) if self.record else set()
+        return tuple(node for node in self.mine if node in pending)
+
+    @property
+    def covered(self) -> Mapping[str, Started]:
+        """The nodes that the DaemonSet covers."""
+        return self.daemon_set.nodes if self.daemon_set else {}
+
+    def reading(self, node: str) -> NodeResult | Progress | None:
+        """What the reset pod on a node tells; None if there is none."""
+        pod = self.pods.get(node)
+        return pod.reading if pod else None
+
+    def is_tainted(self, view: NodeView) -> bool:
+        """Whether a node has this reset's taint."""
+        return names.taint(self.reset.uid) in [(taint.get("key"), taint.get("value")) for taint in view.taints]

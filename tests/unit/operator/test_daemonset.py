@@ -122,7 +122,7 @@ def test_the_main_container_may_do_nothing() -> None:
     assert rights["capabilities"] == {"drop": ["ALL"]}
     assert rights["seccompProfile"] == {"type": "RuntimeDefault"}
     assert idle["resources"]["requests"].keys() == {"cpu", "memory"}
-    assert idle["resources"]["limits"].keys() == {"memory"}
+    assert idle["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
 def test_image_and_how_to_get_it_are_settings() -> None:
