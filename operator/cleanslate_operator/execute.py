@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cleanslate_operator import actions, daemonset, names, paths, record, reset, snapshot
 from cleanslate_operator.actions import Action
@@ -18,6 +18,8 @@ from cleanslate_operator.noderesult import printable
 from cleanslate_operator.reset import Reset
 from cleanslate_operator.settings import Settings
 from cleanslate_operator.views import GpuPod, Lock, NodeView, Snapshot
+
+_T = TypeVar("_T")
 
 
 class Executor:
@@ -89,8 +91,7 @@ class Executor:
         return str(made["metadata"]["resourceVersion"])
 
     async def _record_results(self, action: actions.RecordResults, known: Snapshot) -> Snapshot:
-        assert known.record
-        new = known.record.with_results(action.results)
+        new = _there(known.record).with_results(action.results)
         versions = list(new.versions)
         for shard in sorted({new.shard_of(result.node) for result in action.results}):
             body = record.config_map(new, known.reset, shard, self._settings.resets_namespace)
@@ -197,9 +198,9 @@ class Executor:
         return replace(known, daemon_set=snapshot.daemon_set_view(done))
 
     async def _delete_daemon_set(self, _: actions.DeleteDaemonSet, known: Snapshot) -> Snapshot:
-        assert known.daemon_set
+        uid = _there(known.daemon_set).uid
         name = names.daemon_set(known.reset.name, known.reset.uid)
-        await _gone(self._api.delete(paths.daemon_set(self._settings.resets_namespace, name), uid=known.daemon_set.uid))
+        await _gone(self._api.delete(paths.daemon_set(self._settings.resets_namespace, name), uid=uid))
         return replace(known, daemon_set=None)
 
     async def _delete_config_maps(self, action: actions.DeleteConfigMaps, known: Snapshot) -> Snapshot:
@@ -241,6 +242,13 @@ async def _gone(write: Awaitable[Any]) -> None:
     except Conflict as error:
         if "UID" not in error.message:
             raise
+
+
+def _there(one: _T | None) -> _T:
+    """What an action is about, which the decision saw. Raises LookupError if it is not there."""
+    if one is None:
+        raise LookupError("an action was decided on something that is not there")
+    return one
 
 
 def _unseen(known: Snapshot, node: str) -> Snapshot:

@@ -16,7 +16,7 @@ UNREACHABLE_S = 60.0  # a kubelet that was silent for so long has not merely bee
 
 def given_up(snapshot: Snapshot, record: Record) -> list[NodeResult]:
     """The results of nodes of which nothing more can come: gone, silent, out of time, or not to be tried any more."""
-    found = [one for node in record.pending if (one := _lost(snapshot, node) or _overdue(snapshot, node))]
+    found = [one for node in record.pending if (one := _lost(snapshot, node) or _overdue(snapshot, record, node))]
     record = record.with_results(found)
     limit = snapshot.reset.spec.stop_after_failures
     failures = sum(map(status.fails, record.done))
@@ -41,10 +41,9 @@ def _lost(snapshot: Snapshot, node: str) -> NodeResult | None:
     return result(snapshot, node, "NodeUnreachable", why)
 
 
-def _overdue(snapshot: Snapshot, node: str) -> NodeResult | None:
+def _overdue(snapshot: Snapshot, record: Record, node: str) -> NodeResult | None:
     """The result of a node at the reset's deadline, or at its own."""
-    assert snapshot.record
-    over = snapshot.now_s >= snapshot.record.started_s + snapshot.reset.spec.timeout_s
+    over = snapshot.now_s >= record.started_s + snapshot.reset.spec.timeout_s
     started = snapshot.covered.get(node)
     if started and (over or snapshot.now_s - started.planned_s >= NODE_LIMIT_S):
         return result(snapshot, node, *_last_word(snapshot, node, started))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from cleanslate_operator import rows
 from cleanslate_operator.noderesult import NodeResult, NodeVerdict, printable
+from cleanslate_operator.record import Record
 from cleanslate_operator.results import Progress, Stage
 from cleanslate_operator.times import rfc3339, unix_s
 from cleanslate_operator.views import Lock, Refusal, Snapshot
@@ -34,7 +35,7 @@ def current(snapshot: Snapshot) -> dict[str, Any]:
 
 def final(snapshot: Snapshot, refusal: Refusal | None = None) -> dict[str, Any]:
     """The status of a reset that is over; `refusal`: why it did not begin. A completion time that was written stays."""
-    word = _Word("Failed", refusal.reason, refusal.message) if refusal else _verdict(snapshot)
+    word = _Word("Failed", refusal.reason, refusal.message) if refusal else _verdict(snapshot, _done(snapshot))
     known = snapshot.status.get("completionTime") if snapshot.status.get("phase") in _TERMINAL else None
     over = known if unix_s(known) is not None else rfc3339(snapshot.now_s)
     return _document(snapshot, word, refused=refusal is not None) | {"completionTime": over}
@@ -72,13 +73,11 @@ def _word(snapshot: Snapshot) -> _Word:
                 "Suspended", "Suspended", "held by spec.suspend, and nothing was touched; set it to false to let it go"
             )
         return _Word("Pending", "Pending", "not begun")
-    return _waiting(snapshot) or _Word("Running", "Running", _count(snapshot))
+    return _waiting(snapshot, snapshot.record) or _Word("Running", "Running", _count(snapshot.record))
 
 
-def _waiting(snapshot: Snapshot) -> _Word | None:
-    assert snapshot.record
-    pending = snapshot.record.pending
-    working = [node for node in snapshot.mine if node in set(pending)]
+def _waiting(snapshot: Snapshot, record: Record) -> _Word | None:
+    working = snapshot.in_hand
     for node in working:
         if sentence := snapshot.blocked.get(node) or _leaving(snapshot, node):
             return _Word("Running", "Evicting", f"node {node}: {sentence}")
@@ -87,9 +86,9 @@ def _waiting(snapshot: Snapshot) -> _Word | None:
             return _Word("Running", str(reading.reason), f"node {node}: {reading.message}")
     if snapshot.reset.spec.suspend and not working:
         return _Word(
-            "Suspended", "Suspended", f"{_count(snapshot)}; held by spec.suspend, set it to false to let it go on"
+            "Suspended", "Suspended", f"{_count(record)}; held by spec.suspend, set it to false to let it go on"
         )
-    held = [node for node in pending if node in snapshot.locks]
+    held = [node for node in record.pending if node in snapshot.locks]
     if working or not held:
         return None
     first = f"node {held[0]} is held by {holder(snapshot.locks[held[0]])}; starts by itself when that one ends"
@@ -104,19 +103,22 @@ def _leaving(snapshot: Snapshot, node: str) -> str | None:
     return f"waiting for {view.gpu_pods[0]} to leave" + _more(len(view.gpu_pods) - 1, "pod")
 
 
-def _count(snapshot: Snapshot) -> str:
-    assert snapshot.record
-    total, done = len(snapshot.record.results), len(snapshot.record.done)
+def _count(record: Record) -> str:
+    total, done = len(record.results), len(record.done)
     return f"{done} of {total} node{'s'[: total > 1]} done"
 
 
-def _verdict(snapshot: Snapshot) -> _Word:
-    assert snapshot.record
-    done, total = snapshot.record.done, len(snapshot.record.results)
+def _done(snapshot: Snapshot) -> tuple[NodeResult, ...]:
+    return snapshot.record.done if snapshot.record else ()
+
+
+def _verdict(snapshot: Snapshot, done: Sequence[NodeResult]) -> _Word:
     bad = sorted((one for one in done if fails(one)), key=lambda one: (list(NodeVerdict).index(one.result), one.node))
     if bad:
-        message = f"{len(bad)} of {total} node{'s'[: total > 1]} not clean: node {bad[0].node}: {bad[0].message}"
-        return _Word("Failed", _reason(snapshot, bad), message + _more(len(bad) - 1, "node"))
+        message = (
+            f"{len(bad)} of {len(done)} node{'s'[: len(done) > 1]} not clean: node {bad[0].node}: {bad[0].message}"
+        )
+        return _Word("Failed", _reason(bad, len(done)), message + _more(len(bad) - 1, "node"))
     if snapshot.reset.spec.dry_run:
         return _Word("Complete", "DryRun", f"nothing was changed; {_sum(done)}")
     return _Word("Complete", "Clean", _sum(done))
@@ -131,13 +133,13 @@ def _sum(done: Sequence[NodeResult]) -> str:
     return f"{len(done)} nodes: " + ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
-def _reason(snapshot: Snapshot, bad: Sequence[NodeResult]) -> str:
+def _reason(bad: Sequence[NodeResult], total: int) -> str:
     reasons = {one.reason for one in bad}
     if "StoppedAfterFailures" in reasons:
         return "StoppedAfterFailures"
     if "DeadlineExceeded" in reasons and len(reasons) > 1:
         return "DeadlineExceeded"
-    return bad[0].reason if len(snapshot.record.results if snapshot.record else ()) == 1 else _common(reasons)
+    return bad[0].reason if total == 1 else _common(reasons)
 
 
 def _common(reasons: set[str]) -> str:
@@ -153,7 +155,7 @@ def _more(count: int, what: str) -> str:
 
 def _document(snapshot: Snapshot, word: _Word, *, refused: bool = False) -> dict[str, Any]:
     word = word._replace(message=printable(word.message, MESSAGE_LIMIT))
-    done: Iterable[NodeResult] = snapshot.record.done if snapshot.record else ()
+    done = _done(snapshot)
     shown, omitted = rows.fit(done)
     freed = _freed(done)
     document = {
@@ -207,7 +209,7 @@ def _truth(value: bool) -> str:
 
 
 def _nodes(snapshot: Snapshot) -> dict[str, int]:
-    done = snapshot.record.done if snapshot.record else ()
+    done = _done(snapshot)
     pending = set(snapshot.record.pending) if snapshot.record else set()
     running = len(pending.intersection(snapshot.mine))
     return {

@@ -264,3 +264,17 @@ def test_the_plan_names_the_live_containers_and_its_margin_covers_a_silent_kubel
     plans = [one["data"]["node-1.json"] for path, one in cluster.objects.items() if "-plan-" in path]
     assert len(plans) == 1
     assert json.loads(plans[0])["marginSeconds"] == pytest.approx(5 + 9, abs=0.1)
+
+
+def test_a_plan_stays_for_as_long_as_a_pod_of_its_wave_may_yet_mount_it() -> None:
+    """A pod waits for every ConfigMap that its DaemonSet named when it was made, other nodes' too."""
+    cluster = Cluster()
+    for number in range(4):
+        cluster.add_node(f"node-{number}", pool="a")
+    slow = iter([None] * 12)
+    cluster.answers["node-1"] = lambda: next(slow, summary("node-1"))
+    cluster.add_reset("one", nodeSelector={"pool": "a"}, rollout={"maxConcurrent": 2})
+    live(cluster)
+    assert cluster.status("one")["nodes"]["clean"] == 4
+    assert cluster.runs[-1] == "node-1"  # the others went on meanwhile
+    assert cluster.left() == []
