@@ -182,11 +182,14 @@ class FaultProxy:
         retry_after_s: int | None = None,
         upstream_first: bool = False,
         times: int | None = None,
+        skip: int = 0,
+        every: int = 1,
         **which: Unpack[Selection],
     ) -> ActiveFault:
         """Answers a Status with this code in the API server's place; `reason` "" is the one that goes with the code.
 
-        With `upstream_first` the API server does what was asked, and only then the client is told otherwise.
+        With `upstream_first` the API server does what was asked, and only then the client is told otherwise. The first `skip`
+        requests pass, and from there on the first of `every` so many is hit.
         """
         return self._fault(
             Kind.ANSWER,
@@ -197,7 +200,22 @@ class FaultProxy:
             retry_after_s=retry_after_s,
             upstream_first=upstream_first,
             times=times,
+            skip=skip,
+            every=every,
         )
+
+    def killing(
+        self, pid: int, *, upstream_first: bool = False, skip: int = 0, **which: Unpack[Selection]
+    ) -> ActiveFault:
+        """Ends the client by SIGKILL at its request after `skip` others, once: before or, `upstream_first`, after it is done.
+
+        `pid` has to be a child of the caller, who must not wait for it before the block ends: else it may be another's by then.
+        """
+        return self._fault(Kind.KILL, which, pid=pid, upstream_first=upstream_first, skip=skip, times=1)
+
+    def silencing(self, *, times: int | None = None, skip: int = 0, **which: Unpack[Selection]) -> ActiveFault:
+        """Takes new requests and never answers: their connections are cut when the block ends; the API server is not asked."""
+        return self._fault(Kind.SILENCE, which, times=times, skip=skip)
 
     def delaying(self, seconds: float, *, times: int | None = None, **which: Unpack[Selection]) -> ActiveFault:
         """Passes requests on later, at the block's end at the latest."""

@@ -19,6 +19,8 @@ class Kind(StrEnum):
     ANSWER = "answer"  # a Status instead of the API server's answer
     DELAY = "delay"  # wait, then pass on
     HOLD = "hold"  # wait for the fault's end, then pass on
+    SILENCE = "silence"  # wait for the fault's end, then cut the connection; the API server is never asked
+    KILL = "kill"  # end the client's process by SIGKILL, and cut the connection
     RESET = "reset"  # cut the connection; the API server is never asked
     LOSE = "lose"  # the API server did it, the connection is cut before its answer
     HEADERS_ONLY = "headers-only"  # the API server did it, the connection is cut after the answer's headers
@@ -62,12 +64,15 @@ class Fault:
     kind: Kind
     which: Which
     times: int | None = None  # None: as often as it matches
+    skip: int = 0  # the first so many that match pass
+    every: int = 1  # from there on the first of each so many is hit, the others pass
     code: int = 0
     reason: str = ""  # "": the one that the API server gives with this code
     message: str = ""
     retry_after_s: int | None = None
     upstream_first: bool = False  # the API server does what was asked before the client gets the other answer
     seconds: float = 0.0
+    pid: int = 0
     after_bytes: int | None = None  # None: half of the body
     after_events: int | None = None
     after_s: float | None = None

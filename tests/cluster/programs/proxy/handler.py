@@ -1,6 +1,8 @@
 """One request through the proxy: passed on as it is, or with the fault that the first matching rule asks for."""
 
 import asyncio
+import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -71,6 +73,11 @@ class Handler:
             case Kind.LOSE:
                 await self._let_happen(exchange)
                 return self._cut(exchange)
+            case Kind.KILL:
+                return await self._kill(exchange, rule)
+            case Kind.SILENCE:
+                await rule.ended.wait()
+                return self._cut(exchange)
             case Kind.HEADERS_ONLY:
                 return await self._pass_headers(exchange)
             case Kind.TRUNCATE:
@@ -85,6 +92,13 @@ class Handler:
         if rule.fault.upstream_first:
             await self._let_happen(exchange)
         return self._answered(exchange, status.response(rule.fault, exchange.asked))
+
+    async def _kill(self, exchange: Exchange, rule: Rule) -> web.StreamResponse:
+        """By a pid that is the tests' own child's: not another's as long as they have not waited for it."""
+        if rule.fault.upstream_first:
+            await self._let_happen(exchange)
+        os.kill(rule.fault.pid, signal.SIGKILL)
+        return self._cut(exchange)
 
     async def _let_happen(self, exchange: Exchange) -> bytes:
         """Has the API server do it, and keeps its answer from the client."""

@@ -44,6 +44,7 @@ class Rule:
     def __init__(self, fault: Fault, changes: Changes) -> None:
         self.fault = fault
         self.hits = 0
+        self._met = 0
         self.ended = asyncio.Event()
         self._changes = changes
 
@@ -56,8 +57,12 @@ class Rule:
         return self.is_live() and self.fault.which.matches(request)
 
     def hit(self) -> bool:
-        """Counts a hit; False, and nothing counted, if it may not hit any more."""
+        """Counts a hit; False, and no hit, if it may not hit any more or it is not the turn of this one."""
         if not self.is_live():
+            return False
+        self._met += 1
+        beyond = self._met - 1 - self.fault.skip
+        if beyond < 0 or beyond % self.fault.every:
             return False
         self.hits += 1
         self._changes.happened()
