@@ -1,6 +1,7 @@
 """The CRD read as a document: everything in it is bounded and described, and the operator understands what it lets through."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,18 @@ def test_a_status_of_five_thousand_nodes_that_are_not_clean_fits() -> None:
     assert final["phase"] == "Failed"
     assert len(final["results"]) + final["omittedResults"] == 5000
     assert len(final["message"]) <= 1024
+
+
+def test_every_field_and_every_reason_is_in_the_documentation() -> None:
+    text = (REPOSITORY / "docs" / "gpunodereset.md").read_text() + (
+        REPOSITORY / "crds" / "gpunodereset.yaml"
+    ).read_text()
+    package = REPOSITORY / "operator" / "cleanslate_operator"
+    sources = "".join(path.read_text() for path in package.glob("*.py"))
+    reasons = set(re.findall(r'reason="([A-Z][A-Za-z]+)"', sources)) | set(
+        re.findall(r'node, "([A-Z][A-Za-z]+)",', sources)
+    )
+    assert {"NodeNotFound", "EvictionBlocked", "InvalidSpec"} <= reasons
+    told = set(re.findall(r"`([A-Z][A-Za-z]+)`", text))
+    events_only = {"Started", "TooLong"}
+    assert reasons - told - events_only == set()
