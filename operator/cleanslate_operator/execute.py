@@ -17,7 +17,7 @@ from cleanslate_operator.events import Recorder
 from cleanslate_operator.noderesult import printable
 from cleanslate_operator.reset import Reset
 from cleanslate_operator.settings import Settings
-from cleanslate_operator.views import GpuPod, Lock, NodeView, Snapshot
+from cleanslate_operator.views import GpuPod, NodeView, Snapshot
 
 _T = TypeVar("_T")
 
@@ -109,7 +109,7 @@ class Executor:
             made = await self._api.create(paths.leases(self._settings.resets_namespace), body)
         except Conflict:
             made = await self._api.get(paths.lease(self._settings.resets_namespace, names.node_lease(action.node)))
-        lock = snapshot.lock_view(made) or _foreign(action.node, made)
+        lock = _there(snapshot.lock_view(made))
         return replace(known, locks=dict(known.locks) | {action.node: lock})
 
     def _lease(self, node: str, reset: Reset) -> dict[str, Any]:
@@ -265,13 +265,6 @@ def _budget(pod: GpuPod, error: Throttled) -> str:
     causes = [cause.message for cause in error.causes if cause.reason == "DisruptionBudget"]
     why = "; ".join(causes) or error.message
     return printable(f"cannot evict {pod}: {why}", 500)
-
-
-def _foreign(node: str, lease: Mapping[str, Any]) -> Lock:
-    """A Lease of this name that no reset has made: somebody holds the node by hand."""
-    spec = lease.get("spec") or {}
-    who = printable(str(spec.get("holderIdentity", "nobody known")), 63)
-    return Lock(node=node, holder_uid="", holder_name=who, since=str(spec.get("acquireTime", "?")))
 
 
 def _micro(moment_s: float) -> str:

@@ -1,6 +1,7 @@
 """Every name that the operator writes into a cluster, made in one place."""
 
 import re
+from collections.abc import Mapping
 
 GROUP = "cleanslate.dev"
 VERSION = "v1alpha1"
@@ -24,7 +25,9 @@ COVERED = (
 )
 TAINT = f"{GROUP}/resetting"
 LEADER_LEASE = "cleanslate-operator"
-KEPT = f"{GROUP}/kept-plans"  # another one: plans of nodes that left it, each with the nodes whose pods may yet mount it
+KEPT = (
+    f"{GROUP}/kept-plans"  # another one: plans of nodes that left it, each with the nodes whose pods may yet mount it
+)
 
 _NAME_LIMIT = 40
 _NOT_LABEL = re.compile(r"[^a-z0-9-]+")
@@ -53,6 +56,12 @@ def record(reset_name: str, uid: str, shard: int) -> str:
 def node_lease(node: str) -> str:
     """The Lease that is the lock of a node. A node's name has at most 253 characters, and so has a Lease's."""
     return f"node-{node}"[:253]
+
+
+def node_of_lease(name: str, annotations: Mapping[str, str]) -> str | None:
+    """The node that a Lease of this name is the lock of; None if it is no lock. A long name is cut, so an annotation has it whole."""
+    node = annotations.get(NODE, name.removeprefix("node-"))
+    return node if name == node_lease(node) else None
 
 
 def plan_key(node: str) -> str:

@@ -62,7 +62,7 @@ class Reader:
         daemon_set, pods, locks, found = await asyncio.gather(
             self._daemon_set(one),
             self._api.list(paths.pods(self._namespace), selector),
-            self._api.list(paths.leases(self._namespace), {"labelSelector": f"{names.ROLE}={names.ROLE_LOCK}"}),
+            self._api.list(paths.leases(self._namespace)),
             self._record(one, known),
         )
         problem = first.problem or (str(found) if isinstance(found, RecordError) else None)
@@ -202,14 +202,18 @@ def _status_of(document: Object) -> Mapping[str, Any]:
 
 
 def _lock(lease: Object) -> Lock | None:
+    """The lock that a Lease of this namespace is, also one that somebody made by hand; None if it is none."""
     metadata, spec = lease["metadata"], lease.get("spec") or {}
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    node, uid = annotations.get(names.NODE), labels.get(names.RESET_UID)
-    if not node or not uid or metadata["name"] != names.node_lease(node):
+    labels = metadata.get("labels") or {}
+    node = names.node_of_lease(metadata["name"], metadata.get("annotations") or {})
+    if node is None:
         return None
-    holder = labels.get(names.RESET_NAME, "?")
     return Lock(
-        node=node, holder_uid=uid, holder_name=holder, since=str(spec.get("acquireTime", "?")), uid=metadata["uid"]
+        node=node,
+        holder_uid=labels.get(names.RESET_UID, ""),
+        holder_name=labels.get(names.RESET_NAME) or str(spec.get("holderIdentity", "nobody known")),
+        since=str(spec.get("acquireTime", "an unknown time")),
+        uid=metadata["uid"],
     )
 
 

@@ -43,7 +43,8 @@ def final(snapshot: Snapshot, refusal: Refusal | None = None) -> dict[str, Any]:
 
 def holder(lock: Lock) -> str:
     """Who holds a node, in words."""
-    return f"GPUNodeReset {printable(lock.holder_name, 63)} since {printable(lock.since, 40)}"
+    kind = "GPUNodeReset " if lock.holder_uid else ""
+    return f"{kind}{printable(lock.holder_name, 63)} since {printable(lock.since, 40)}"
 
 
 def fails(result: NodeResult) -> bool:
