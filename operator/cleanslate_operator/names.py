@@ -59,7 +59,7 @@ def node_lease(node: str) -> str:
 
 
 def node_of_lease(name: str, annotations: Mapping[str, str]) -> str | None:
-    """The node that a Lease of this name is the lock of; None if it is no lock. A long name is cut, so an annotation has it whole."""
+    """The node that a Lease of this name locks; None if it is no lock. An annotation has a long node's name whole."""
     node = annotations.get(NODE, name.removeprefix("node-"))
     return node if name == node_lease(node) else None
 
