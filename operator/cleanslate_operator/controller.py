@@ -1,9 +1,10 @@
 """One look at one reset: read, decide, do, for as long as there is something to do at once. The work queue calls it."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from cleanslate_operator import actions, plan
+from cleanslate_operator import actions, names, plan
 from cleanslate_operator.api import Api, ApiError
 from cleanslate_operator.events import Recorder
 from cleanslate_operator.execute import Executor
@@ -16,6 +17,7 @@ from cleanslate_operator.views import Snapshot
 STEPS = 100  # decisions in one look; one that needs more has lost its way, and the next look starts anew
 MANY_NODES = 10
 PAUSE_S = 1.0  # between looks at a reset of many nodes, so that what several pods say is taken in at once
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,14 +79,22 @@ class Controller:
     async def _carry_out(self, decision: plan.Decision, known: Snapshot, memory: _Memory) -> Snapshot:
         for action in decision.actions:
             known = await self._executor.carry_out(action, known)
-            self._count(action, known)
+            self._tell(action, known)
             memory.record, memory.blocked, memory.asked = known.record, known.blocked, known.asked
         return known
 
-    def _count(self, action: actions.Action, known: Snapshot) -> None:
+    def _tell(self, action: actions.Action, known: Snapshot) -> None:
+        """Log and count what was done."""
+        name = known.reset.name
+        _log.debug("%s %s: did %s", names.KIND, name, action, extra={"reset": name})
         if isinstance(action, actions.RecordResults):
             for result in action.results:
+                text = "%s %s: node %s: %s: %s"
+                extra = {"reset": name, "node": result.node, "result": str(result.result)}
+                _log.info(text, names.KIND, name, result.node, result.reason, result.message, extra=extra)
                 self._metrics.node_done(str(result.result))
+        if isinstance(action, actions.Announce):
+            _log.info("%s %s: %s: %s", names.KIND, name, action.reason, action.message, extra={"reset": name})
         if isinstance(action, actions.MarkEnded):
             took_s = max(self._clock_s() - known.record.started_s, 0.0) if known.record else None
             self._metrics.reset_ended(str(known.status.get("phase")), took_s)

@@ -17,7 +17,10 @@ from cleanslate_operator.views import Started
 IDLE_CONTAINER = "idle"
 GRACE_S = 10  # the program leaves at SIGTERM within a second, unless a driver holds it, and then no time is enough
 _NOBODY = 65534
-_IDLE_RESOURCES = {"requests": {"cpu": "1m", "memory": "16Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}}  # 9 MB measured
+_IDLE_RESOURCES = {
+    "requests": {"cpu": "1m", "memory": "16Mi"},
+    "limits": {"cpu": "100m", "memory": "64Mi"},
+}  # 9 MB measured
 
 Object = dict[str, Any]
 

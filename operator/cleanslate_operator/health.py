@@ -8,7 +8,9 @@ from aiohttp import web
 
 from cleanslate_operator import metrics
 
-STUCK_S = 300.0  # a wave of 500 nodes is some 1,500 writes in one look; they take 15 s, and on a slow API server minutes
+STUCK_S = (
+    300.0  # a wave of 500 nodes is some 1,500 writes in one look; they take 15 s, and on a slow API server minutes
+)
 SILENT_S = 60.0
 _KEEP_ALIVE_S = 15.0
 _LINE_BYTES = 2048
