@@ -227,6 +227,25 @@ def row(node: str, result: str) -> Object:
     return {"node": node, "result": result, "reason": result, "message": f"{result} as measured"}
 
 
+def full_row(node: str) -> Object:
+    """A row with as much in it as the schema has room for."""
+    files = {"removedCount": 2**53, "keptCount": 2**53, "bytesFreed": 2**53}
+    process = {"pid": 4194304, "title": "t" * 256, "owner": "o" * 256, "verdict": "End", "outcome": "Uninterruptible"}
+    gpu = {"uuid": "u" * 128, "result": "NotSupported", "usedBytes": 2**53, "message": "m" * 600}
+    return row(node, "Failed") | {
+        "message": "m" * 600,
+        "finishedAt": "2026-12-01T12:00:00Z",
+        "durationSeconds": 86400.5,
+        "gpus": [gpu | {"index": index} for index in range(64)],
+        "processes": [process | {"reason": "r" * 600}] * 64,
+        "sharedMemory": files,
+        "caches": files,
+        "logs": files,
+        "warnings": ["w" * 600] * 16,
+        "omitted": {"gpus": 1, "processes": 1, "warnings": 1},
+    }
+
+
 def with_status(kubectl: Kubectl, name: str, phase: str, **more: Any) -> None:
     """Writes a status as the operator does."""
     generation = kubectl.get("gnr", name)["metadata"]["generation"]
@@ -238,7 +257,8 @@ def with_status(kubectl: Kubectl, name: str, phase: str, **more: Any) -> None:
     nodes = {"total": 3, "pending": 0, "running": 0, "clean": 2, "busy": 0, "notClean": 1, "failed": 0, "skipped": 0}
     status = {"phase": phase, "reason": "Clean", "message": "3 nodes", "freed": "40.0 GiB", "nodes": nodes}
     document = {"status": status | {"conditions": conditions} | more}
-    kubectl("patch", "gnr", name, "--subresource=status", "--type=merge", "-p", json.dumps(document))
+    patch = ("--subresource=status", "--type=merge", "--patch-file=/dev/stdin")
+    kubectl("patch", "gnr", name, *patch, stdin=json.dumps(document))
 
 
 def test_columns_answer_whether_it_worked(kubectl: Kubectl, tenant: Tenant) -> None:
@@ -277,6 +297,16 @@ def test_a_status_is_bounded_too(kubectl: Kubectl, tenant: Tenant) -> None:
     ):
         with pytest.raises(KubectlError, match=words):
             with_status(kubectl, tenant.name, "Failed", results=results)
+
+
+def test_rows_that_are_full_to_the_brim_are_taken_whole(kubectl: Kubectl, tenant: Tenant) -> None:
+    """Twice what the operator ever writes, which is 256 KiB."""
+    kubectl.create(reset(tenant, **A))
+    full = [full_row(f"node-{n}") for n in range(4)]
+    results = full + [row(f"node-{n}", "Failed") for n in range(4, 200)]
+    assert len(json.dumps(results)) > 512 << 10
+    with_status(kubectl, tenant.name, "Failed", results=results)
+    assert kubectl.get("gnr", tenant.name)["status"]["results"] == results
 
 
 def test_the_spec_cannot_be_changed_by_way_of_the_status_nor_the_other_way(kubectl: Kubectl, tenant: Tenant) -> None:

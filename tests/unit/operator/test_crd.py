@@ -144,7 +144,24 @@ def test_a_status_of_five_thousand_nodes_that_are_not_clean_fits() -> None:
     assert len(final["message"]) <= 1024
 
 
-def test_every_field_and_every_reason_is_in_the_documentation() -> None:
+def test_the_documentation_has_every_field_with_its_default() -> None:
+    text = (REPOSITORY / "docs" / "gpunodereset.md").read_text()
+    table = text.partition("### Every field of `spec`")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `([A-Za-z.]+)` \| `?([^`|]+?)`? \|", table, re.MULTILINE))
+    assert told == dict(settings(SCHEMA["properties"]["spec"], ""))
+
+
+def settings(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """What an administrator can set, each with its default as the documentation writes it."""
+    for name, part in schema["properties"].items():
+        if "properties" in part:
+            yield from settings(part, f"{prefix}{name}.")
+        else:
+            default = part.get("default", "-")
+            yield f"{prefix}{name}", default if isinstance(default, str) else json.dumps(default)
+
+
+def test_every_reason_is_in_the_documentation() -> None:
     text = (REPOSITORY / "docs" / "gpunodereset.md").read_text() + (
         REPOSITORY / "crds" / "gpunodereset.yaml"
     ).read_text()
