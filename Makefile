@@ -5,16 +5,19 @@ JOBS ?= $(shell expr 2 \* $$(nproc)) # many tests wait for a deadline of theirs
 PYTHON := .venv/bin/python
 GO_PACKAGES := ./pause ./deviceplugin/... ./runtime/... # not Kubernetes itself, which takes minutes
 TESTS := PYTHONPATH=tests $(PYTHON)
-.PHONY: help setup demo test check coverage bench cluster cluster-down test-cluster test-scale test-vllm test-gpu clean
+.PHONY: help setup demo demo-node test check coverage bench bench-cluster cluster cluster-down test-cluster test-scale test-vllm test-gpu clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: ## build .venv from pyproject.toml and constraints.txt; nothing to do is instant
 	@.ci/setup
 
-demo: setup ## make a real mess, show it, reset it, show the node clean (simulated GPUs where there are none)
-	@$(PYTHON) demo/run.py
+demo: setup ## a leaking server on a real Kubernetes cluster (GPUs simulated), and its reset by `kubectl apply`
+	@$(PYTHON) demo/cluster_demo.py
+
+demo-node: setup ## the same on one machine, without a cluster: on its idle GPUs, or simulated ones where there are none
+	@$(PYTHON) demo/node_demo.py
 
 check: setup ## lint, types, imports, unit and node tests: about a minute, for every save
 	$(PYTHON) -m ruff check
@@ -36,7 +39,7 @@ cluster: setup ## start a real Kubernetes cluster with two nodes and simulated G
 cluster-down: setup ## take the cluster down; nothing of it stays but what was built
 	@$(TESTS) -m cluster down
 
-test-cluster: setup ## the program, GPUs, nodes and faults on real clusters, three at a time
+test-cluster: setup ## resets, the operator, GPUs, nodes and faults on real clusters, three at a time
 	@$(TESTS) -m cluster build
 	cd tests/cluster/go && gofmt -d . && test -z "$$(gofmt -l .)" && go vet $(GO_PACKAGES) && go test $(GO_PACKAGES)
 	$(PYTHON) -m pytest tests/cluster -m "not vllm and not scale" -n 3 --dist loadfile
@@ -55,6 +58,10 @@ test-gpu: ## the program against a real NVIDIA GPU: needs the driver and PyTorch
 
 bench: setup ## measure against what people use today and print the table of ratios
 	@$(PYTHON) bench/run.py
+
+bench-cluster: setup ## measure resets on the test cluster: time and its parts, API calls, the operator's memory
+	@$(TESTS) -m cluster build
+	@$(PYTHON) bench/run.py cluster_reset cluster_calls
 
 clean: ## take the cluster down and remove what was made in this folder; the cache under your home stays
 	@[ ! -x $(PYTHON) ] || $(TESTS) -m cluster down

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import psutil
 import pynvml
@@ -21,8 +22,10 @@ ROOT = HERE.parent
 
 EVERYWHERE = ("survey", "shared_memory", "gate")
 REAL_ONLY = ("reset",)
+ON_CLUSTER = ("cluster_reset", "cluster_calls")  # which makes its own nodes, GPUs and namespaces
+DEFAULT = "(default: those that need no cluster)"
 DRIVER_VERSION = pathlib.Path("/proc/driver/nvidia/version")
-ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'initcontainer'}:{ROOT / 'tests'}"}
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'initcontainer'}:{ROOT / 'operator'}:{ROOT / 'tests'}"}
 PRIVATE_SHM = 'mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec "$@"'
 LIMIT_S = 900
 
@@ -47,10 +50,26 @@ def on_real_machine(script: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def on_cluster(script: str) -> tuple[int, str, str]:
+    """Runs a benchmark that starts a test cluster of its own, which touches nothing of this machine."""
+    argv = [sys.executable, str(HERE / script)]
+    done = subprocess.run(
+        argv, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def runner(name: str, *, real: bool) -> Callable[[str], tuple[int, str, str]]:
+    """Where a benchmark runs."""
+    if name in ON_CLUSTER:
+        return on_cluster
+    return on_real_machine if real else in_simulated_machine
+
+
 def measure(name: str, *, real: bool) -> list[Figure]:
     """The figures of one benchmark; an unfinished one says so in its line."""
     print(f"bench: {name} …", file=sys.stderr, flush=True)
-    code, out, err = (on_real_machine if real else in_simulated_machine)(f"{name}.py")
+    code, out, err = runner(name, real=real)(f"{name}.py")
     figures = [Figure(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
     if code != 0:
         reason = (err.strip().splitlines() or ["no message"])[-1]
@@ -63,6 +82,7 @@ def heading(*, real: bool) -> str:
     now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     driver = gpu_names() if real else "GPUs: SIMULATED (tests/gpusim)"
     system = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system += f", load {os.getloadavg()[0]:.1f}"
     return f"Clean Slate, benchmarks of {now}\n{system}\n{driver}\n"
 
 
@@ -96,7 +116,9 @@ def compile_all() -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("benchmarks", nargs="*", help=f"some of {', '.join(EVERYWHERE + REAL_ONLY)} (default: all)")
+    parser.add_argument(
+        "benchmarks", nargs="*", help=f"some of {', '.join(EVERYWHERE + REAL_ONLY + ON_CLUSTER)} {DEFAULT}"
+    )
     parser.add_argument(
         "--i-own-this-machine",
         action="store_true",
@@ -108,7 +130,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Exit 0 when everything could be measured, met or not."""
     asked = parse()
-    real = DRIVER_VERSION.exists()
+    on_cluster_alone = bool(asked.benchmarks) and set(asked.benchmarks) <= set(ON_CLUSTER)
+    real = DRIVER_VERSION.exists() and not on_cluster_alone
     if real and not asked.i_own_this_machine:
         print(
             "bench: cannot run: this machine has real GPUs, and the benchmark resets them; give --i-own-this-machine",
@@ -120,7 +143,7 @@ def main() -> int:
     figures = [figure for name in names for figure in measure(name, real=real)]
     text = heading(real=real) + "\n" + table(figures)
     print(text)
-    kind = "gpu" if real else "simulated"
+    kind = "cluster" if on_cluster_alone else "gpu" if real else "simulated"
     path = HERE / "results" / f"{dt.datetime.now(dt.UTC):%Y-%m-%d-%H%M}-{kind}.txt"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -21,6 +21,7 @@ PREPARED_AT_ONCE = 20  # nodes whose pods are listed in one look: a megabyte eac
 LEFT_BEHIND_S = 60.0  # a pod that outlives its deletion by so much is on a node that nobody can reach
 STALLED_S = 10.0  # a node whose pod has said nothing for so long is looked at
 LOCK_AGAIN_S = 2.0
+LEAVING_AGAIN_S = 2.0  # nobody tells that a pod has left: not every pod of the cluster is watched
 WATCH_AGAIN_S = 10.0
 EVENTS_OF_NODES = 10  # no more Events about single nodes of a reset than this
 
@@ -185,7 +186,7 @@ def waits(snapshot: Snapshot) -> Decision | None:
         return Decision(actions=_status(snapshot), again_s=WATCH_AGAIN_S)
     in_hand = snapshot.in_hand
     busy = bool(to_prepare(snapshot))
-    again_s = joining.EVICT_AGAIN_S if busy else WATCH_AGAIN_S
+    again_s = LEAVING_AGAIN_S if busy else WATCH_AGAIN_S
     if not snapshot.reset.spec.suspend and len(in_hand) < min(
         snapshot.reset.spec.max_concurrent, len(snapshot.record.pending)
     ):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import binaries, pki
+from cluster.places import CONFIG
 
 CONTROL_IP = "10.98.0.1"
 NODE_NETWORK = 24
@@ -70,7 +71,7 @@ def control_plane(folder: Path, disk: Path, *, silence_s: int) -> dict[str, list
             "--log-level=warn",
             "--quota-backend-bytes=4294967296",
         ],
-        "kube-apiserver": _api_server(folder),
+        "kube-apiserver": _api_server(folder, audit_log(disk)),
         "kube-controller-manager": [
             f"--kubeconfig={folder}/kube-controller-manager.kubeconfig",
             *_QUICK,
@@ -86,7 +87,12 @@ def control_plane(folder: Path, disk: Path, *, silence_s: int) -> dict[str, list
     return {name: [str(built / name), *flags] for name, flags in lines.items()}
 
 
-def _api_server(folder: Path) -> list[str]:
+def audit_log(disk: Path) -> Path:
+    """What the operator's ServiceAccount has asked of the API server: an Event of audit.k8s.io a line."""
+    return disk / "audit.log"
+
+
+def _api_server(folder: Path, log: Path) -> list[str]:
     return [
         "--etcd-servers=http://127.0.0.1:2379",
         f"--advertise-address={CONTROL_IP}",
@@ -104,6 +110,8 @@ def _api_server(folder: Path) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key",
+        f"--audit-policy-file={CONFIG}/audit.yaml",
+        f"--audit-log-path={log}",
     ]
 
 

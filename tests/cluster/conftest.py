@@ -8,14 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from cluster import cluster, components, evidence, images, littleworld, own, places, taking_down, tenants
+from cluster import (
+    binaries,
+    cluster,
+    components,
+    evidence,
+    images,
+    installed,
+    littleworld,
+    own,
+    places,
+    resets,
+    taking_down,
+    tenants,
+)
 from cluster.cluster import Cluster
 from cluster.faultproxy import FaultProxy
+from cluster.helm import Helm
 from cluster.kubectl import Kubectl
 from cluster.littleworld import World
 from cluster.nodes import Node
 from cluster.pki import Authority
 from cluster.places import Place
+from cluster.resets import Resets
 from cluster.tenants import Tenant
 
 # pytest-xdist's workers have a cluster each, so that no test's faults are another's.
@@ -75,6 +90,27 @@ def node(cluster: Cluster) -> Node:
 def other_node(cluster: Cluster) -> Node:
     """The second real node."""
     return cluster.nodes["node-2"]
+
+
+@pytest.fixture(scope="module")
+def operator(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """The chart, installed with its two replicas for the tests of one file; kubectl in the operator's namespace.
+
+    Other files install and uninstall it themselves.
+    """
+    if own.kubectl():
+        pytest.skip(f"{own.VARIABLE} is set: this test needs the embedded cluster")
+    kubectl = running_cluster.kubectl
+    helm = Helm(program=binaries.helm(), folder=tmp_path_factory.mktemp("helm"), kubeconfig=running_cluster.kubeconfig)
+    with installed.installed(kubectl, helm):
+        yield kubectl.within(resets.SYSTEM)
+
+
+@pytest.fixture(name="resets")
+def resets_of_a_test(operator: Kubectl, cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Resets]:
+    """The GPUNodeResets of one test, under the operator of the chart."""
+    with resets.resets(cluster.kubectl, request.node.name) as one:
+        yield one
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ class FaultProxy:
     ) -> ActiveFault:
         """Ends the client by SIGKILL at its request after `skip` others, once: before or, `upstream_first`, after it is done.
 
-        `pid` has to be a child of the caller, who must not wait for it before the block ends: else it may be another's by then.
+        `pid` has to be the only client of this proxy that makes such requests, or another process is killed for its sake.
         """
         return self._fault(Kind.KILL, which, pid=pid, upstream_first=upstream_first, skip=skip, times=1)
 

@@ -33,7 +33,12 @@ class OperatorProcess:
     def __enter__(self) -> Self:
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, start_new_session=True
+                self._argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
             )
         return self
 
@@ -66,4 +71,6 @@ class OperatorProcess:
             return self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             said = self.log.read_bytes()[-_SHOWN_BYTES:].decode(errors="replace")
-            raise TimeoutError(f"operator pid {self.pid}: has not ended in {timeout_s:.0f} s; its log ends: {said}") from error
+            raise TimeoutError(
+                f"operator pid {self.pid}: has not ended in {timeout_s:.0f} s; its log ends: {said}"
+            ) from error

@@ -1,7 +1,8 @@
 """A control plane with simulated nodes and what the operator needs there: where tests kill it and make its API server fail."""
 
 import json
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from cleanslate_operator import names
 from cluster import cluster, places
 from cluster.cluster import Cluster
 from cluster.fakenodes import behaviours
-from cluster.fakenodes.behaviours import Behaviour, Rule
+from cluster.fakenodes.behaviours import Rule
 from cluster.fakenodes.handle import FakeNodes
 from cluster.fakenodes.plainapi import PlainApi
 from cluster.faultproxy import FaultProxy, Selection
@@ -29,13 +30,10 @@ CONFIG_MAPS = f"/api/v1/namespaces/{SPACE}/configmaps"
 NODES = ("sim-0000", "sim-0001", "sim-0002")
 POOL = "test.cleanslate.dev/pool"
 # What a reset writes: not the operator's own Lease, and not Events, which may be lost.
-WRITES = Selection(
-    verb=("create", "update", "patch", "delete", "deletecollection"), namespace=("", SPACE, WORK)
-)
+WRITES = Selection(verb=("create", "update", "patch", "delete", "deletecollection"), namespace=("", SPACE, WORK))
 END_S = 120.0
 _CRD = places.CHECKOUT / "crds" / "gpunodereset.yaml"
 _LIFE_S = 3600.0  # of what ends with the world anyway
-_MARK = "mark"
 
 
 def summary(node: str) -> str:
@@ -66,18 +64,19 @@ class Witness:
     workers: ThreadPoolExecutor
     runs: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     _watch: Future[Any] | None = None
+    _mark: str = ""
 
     def watch(self) -> None:
-        """Begins to look."""
+        """Begins to look, until a pod of a new name comes: by then all that was before is seen."""
+        self._mark = f"mark-{secrets.token_hex(4)}"
         self._watch = self.workers.submit(self.api.until, PODS, self._see, timeout_s=_LIFE_S)
 
     def of(self, uid: str) -> dict[str, int]:
         """How many pods have run the reset, by node: all up to now."""
-        self.api.ask("POST", PODS, _mark())
+        self.api.ask("POST", PODS, _mark(self._mark))
         assert self._watch
         self._watch.result(END_S)
-        self.api.ask("DELETE", f"{PODS}/{_MARK}", {"gracePeriodSeconds": 0})
-        self.api.until(PODS, _is_mark, timeout_s=END_S, kinds={"DELETED"}, resourceVersion="0")
+        self.api.ask("DELETE", f"{PODS}/{self._mark}", {"gracePeriodSeconds": 0})
         self.watch()
         return {node: len(pods) for (one, node), pods in self.runs.items() if one == uid}
 
@@ -86,7 +85,7 @@ class Witness:
         uid = pod["metadata"].get("labels", {}).get(names.RESET_UID)
         if ran and uid:
             self.runs.setdefault((uid, pod["spec"]["nodeName"]), set()).add(pod["metadata"]["uid"])
-        return _is_mark(pod)
+        return bool(pod["metadata"]["name"] == self._mark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +121,14 @@ class OperatorWorld:
         """An operator, not started, that reaches the API server through a proxy."""
         log = self.folder / f"{identity}.log"
         config, image = proxy.kubeconfig(), "localhost/reset:1"
-        return OperatorProcess(kubeconfig=config, image=image, log=log, namespace=SYSTEM, identity=identity, flags=flags)
+        return OperatorProcess(
+            kubeconfig=config, image=image, log=log, namespace=SYSTEM, identity=identity, flags=flags
+        )
 
     def begin(self, name: str, **spec: Any) -> str:
-        """Creates a reset of the three nodes in waves of two; returns its UID."""
-        wanted = {"nodeSelector": {POOL: "gpu"}, "rollout": {"maxConcurrent": 2}, **spec}
+        """Creates a reset of the three nodes in waves of two, or of `nodeName`; returns its UID."""
+        nodes = {} if "nodeName" in spec else {"nodeSelector": {POOL: "gpu"}}
+        wanted = {"rollout": {"maxConcurrent": 2}, **nodes, **spec}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name}, "spec": wanted}
         return str(self.api.ask("POST", RESETS, body)["metadata"]["uid"])
 
@@ -138,11 +140,26 @@ class OperatorWorld:
         """The reset of this name as it is once the operator is through with it."""
         return self.workers.submit(self.until, name, is_let_go)
 
+    def gone(self, one: Object) -> Future[Object]:
+        """The last that was seen of a reset, once it is no more; `one` is what it was before."""
+        name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
+        which = {"fieldSelector": f"metadata.name={name}", "resourceVersion": version}
+        return self.workers.submit(self.api.until, RESETS, lambda _: True, timeout_s=END_S, kinds={"DELETED"}, **which)
+
+    def assert_reset_once(self, uid: str, one: Object, where: str = "", nodes: Sequence[str] = NODES) -> None:
+        """The reset is Complete, each of the nodes was reset once, and nothing is left of it."""
+        status = one["status"]
+        assert (status["phase"], status["nodes"]["clean"]) == ("Complete", len(nodes)), f"{where}: {status}"
+        assert self.witness.of(uid) == dict.fromkeys(nodes, 1), where
+        assert self.left() == [], where
+
     def left(self) -> list[str]:
         """Whatever an operator makes for resets that is there now, once the garbage collector has taken the pods."""
         self.kubectl.within(SPACE).wait("delete", "pods", f"--selector={names.RESET_UID}")
         selector = f"?labelSelector={names.RESET_UID}"
-        made = [one for path in (DAEMON_SETS, CONFIG_MAPS, LOCKS) for one in self.api.ask("GET", path + selector)["items"]]
+        made = [
+            one for path in (DAEMON_SETS, CONFIG_MAPS, LOCKS) for one in self.api.ask("GET", path + selector)["items"]
+        ]
         nodes = self.api.ask("GET", "/api/v1/nodes")["items"]
         tainted = [one for one in nodes if names.TAINT in {taint["key"] for taint in one["spec"].get("taints", ())}]
         held = [one for one in self.api.ask("GET", RESETS)["items"] if one["metadata"].get("finalizers")]
@@ -151,6 +168,18 @@ class OperatorWorld:
     def forget(self, name: str) -> None:
         """Deletes a reset; it goes at once if the operator has let go of it. Raises KubectlError."""
         self.kubectl.delete("gpunoderesets", name)
+
+    def clear(self) -> None:
+        """Takes away what a test that failed has left, so that the next one does not fail for it. Raises KubectlError."""
+        stuck = [one["metadata"]["name"] for one in self.api.ask("GET", RESETS)["items"]]
+        for name in stuck:
+            self.kubectl("patch", "gpunoderesets", name, "--type=merge", "--patch", '{"metadata":{"finalizers":null}}')
+            self.forget(name)
+        if stuck:
+            for node in NODES:
+                self.kubectl("patch", "node", node, "--type=merge", "--patch", '{"spec":{"taints":null}}')
+            made = ("daemonsets,configmaps,leases,pods", f"--selector={names.RESET_UID}")
+            self.kubectl.within(SPACE).delete(*made)
 
 
 @contextmanager
@@ -181,6 +210,9 @@ def _prepare(kubectl: Kubectl) -> None:
     """What the chart would have made."""
     kubectl("apply", "--server-side", "-f", str(_CRD))
     kubectl.wait("condition=Established", "crd/gpunoderesets.cleanslate.dev")
+    kubectl(
+        "get", "--raw", f"{RESETS}?resourceVersion=0"
+    )  # waits until the API server can serve watches of the new kind
     for space in (SYSTEM, SPACE, WORK):
         kubectl("create", "namespace", space)
         kubectl.within(space).wait("create", "serviceaccount/default")
@@ -191,11 +223,7 @@ def _inits(pod: Object) -> list[Object]:
     return list(pod.get("status", {}).get("initContainerStatuses", ()))
 
 
-def _is_mark(pod: Object) -> bool:
-    return bool(pod["metadata"]["name"] == _MARK)
-
-
-def _mark() -> Object:
+def _mark(name: str) -> Object:
     """A pod that no node takes."""
     spec = {"containers": [{"name": "none", "image": "none"}], "nodeSelector": {"none": "none"}}
-    return {"metadata": {"name": _MARK}, "spec": spec}
+    return {"metadata": {"name": name}, "spec": spec}

@@ -63,7 +63,6 @@ CLUSTER_WIDE = {
     "nodes: get list patch",
     "pods: list delete",
     "pods/eviction: create",
-    "policy/poddisruptionbudgets: list",
 }
 
 

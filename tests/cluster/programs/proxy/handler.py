@@ -68,16 +68,8 @@ class Handler:
                 return await self._answer(exchange, rule)
             case Kind.WATCHES_GONE:
                 return self._answered(exchange, web.Response(body=status.gone_event(), content_type="application/json"))
-            case Kind.RESET:
-                return self._cut(exchange)
-            case Kind.LOSE:
-                await self._let_happen(exchange)
-                return self._cut(exchange)
-            case Kind.KILL:
-                return await self._kill(exchange, rule)
-            case Kind.SILENCE:
-                await rule.ended.wait()
-                return self._cut(exchange)
+            case Kind.RESET | Kind.LOSE | Kind.KILL | Kind.SILENCE:
+                return await self._leave_unanswered(exchange, rule)
             case Kind.HEADERS_ONLY:
                 return await self._pass_headers(exchange)
             case Kind.TRUNCATE:
@@ -93,11 +85,15 @@ class Handler:
             await self._let_happen(exchange)
         return self._answered(exchange, status.response(rule.fault, exchange.asked))
 
-    async def _kill(self, exchange: Exchange, rule: Rule) -> web.StreamResponse:
-        """By a pid that is the tests' own child's: not another's as long as they have not waited for it."""
-        if rule.fault.upstream_first:
+    async def _leave_unanswered(self, exchange: Exchange, rule: Rule) -> web.StreamResponse:
+        """Cuts the connection. Whom it kills is a client of this proxy, and alive, since it has just asked."""
+        fault = rule.fault
+        if fault.kind is Kind.LOSE or fault.upstream_first:
             await self._let_happen(exchange)
-        os.kill(rule.fault.pid, signal.SIGKILL)
+        if fault.kind is Kind.KILL:
+            os.kill(fault.pid, signal.SIGKILL)
+        if fault.kind is Kind.SILENCE:
+            await rule.ended.wait()
         return self._cut(exchange)
 
     async def _let_happen(self, exchange: Exchange) -> bytes:

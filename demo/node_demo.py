@@ -1,4 +1,4 @@
-"""`make demo`: makes a real mess, shows it, resets it, shows the node clean, and ends with a verdict."""
+"""`make demo-node`: one machine without a cluster: a real mess, its reset by hand, the proof, and a verdict."""
 
 import os
 import shlex
@@ -60,7 +60,7 @@ def cleanslate(place: places.Place, *arguments: str) -> int:
 
 def tell(place: places.Place) -> list[str]:
     """The whole story; what went otherwise than it should."""
-    say(bold("Clean Slate, a demonstration"))
+    say(bold("Clean Slate on one machine, a demonstration"))
     say(place.title)
     segment = make_a_mess(place)
     step(3, "What is left over? inspect changes nothing. Exit 3 says: not clean.")
@@ -80,13 +80,13 @@ def main() -> int:
         with places.place() as place:
             wrong = tell(place)
     except RuntimeError as error:
-        say(f"demo: cannot run: {error}")
+        say(f"demo-node: cannot run: {error}")
         return 1
     say()
     if wrong:
-        say(bold("demo: FAILED: " + "; ".join(wrong)))
+        say(bold("demo-node: FAILED: " + "; ".join(wrong)))
         return 1
-    say(bold("demo: PASSED: the leak was found, removed, and every GPU measured clean"))
+    say(bold("demo-node: PASSED: the leak was found, removed, and every GPU measured clean"))
     return 0
 
 
