@@ -72,6 +72,7 @@ def measure(name: str, *, real: bool) -> list[Figure]:
     code, out, err = runner(name, real=real)(f"{name}.py")
     figures = [Figure(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
     if code != 0:
+        print(err[-8000:], file=sys.stderr)
         reason = (err.strip().splitlines() or ["no message"])[-1]
         figures.append(Figure(what=f"{name}: not finished", ours="-", met=False, note=reason[:400]))
     return figures

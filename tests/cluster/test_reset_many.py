@@ -23,7 +23,7 @@ COUNT = 100
 HUNDRED, TEN = {"test.cleanslate.dev/many": "hundred"}, {"test.cleanslate.dev/few": "ten"}
 AT_ONCE = 10
 RESET_S = 0.2
-CALLS_A_NODE, CALLS_A_RESET = 12, 60  # the limit of docs/cluster.md
+CALLS_A_NODE, CALLS_A_RESET = 12, 60  # the limit that the operator was made for
 
 
 @pytest.fixture(scope="module")
