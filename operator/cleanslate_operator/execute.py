@@ -83,7 +83,7 @@ class Executor:
             made = await self._api.create(paths.config_maps(self._settings.resets_namespace), body)
         except Conflict:
             path = paths.config_map(self._settings.resets_namespace, body["metadata"]["name"])
-            found = await self._api.get(path)
+            found = await self._present(paths.config_maps(self._settings.resets_namespace), body)
             if not snapshot.owned_by(found, reset.uid):
                 raise
             body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
@@ -108,7 +108,7 @@ class Executor:
         try:
             made = await self._api.create(paths.leases(self._settings.resets_namespace), body)
         except Conflict:
-            made = await self._api.get(paths.lease(self._settings.resets_namespace, names.node_lease(action.node)))
+            made = await self._present(paths.leases(self._settings.resets_namespace), body)
         lock = _there(snapshot.lock_view(made))
         return replace(known, locks=dict(known.locks) | {action.node: lock})
 
@@ -176,8 +176,8 @@ class Executor:
             try:
                 await self._api.create(paths.config_maps(self._settings.resets_namespace), dict(one))
             except Conflict:
-                path = paths.config_map(self._settings.resets_namespace, one["metadata"]["name"])
-                if not snapshot.owned_by(await self._api.get(path), known.reset.uid):
+                found = await self._present(paths.config_maps(self._settings.resets_namespace), one)
+                if not snapshot.owned_by(found, known.reset.uid):
                     raise
         return known
 
@@ -207,6 +207,14 @@ class Executor:
         selector = f"{names.RESET_UID}={known.reset.uid}" + (f",{names.ROLE}={action.role}" if action.role else "")
         await self._api.delete_collection(paths.config_maps(self._settings.resets_namespace), selector)
         return known
+
+    async def _present(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The object that is there under the name of one that could not be made. Raises NotFound where it is gone again."""
+        name = body["metadata"]["name"]
+        found, _ = await self._api.list(path, {"fieldSelector": f"metadata.name={name}"})
+        if not found:
+            raise NotFound(request=f"{path}/{name}", status=404, reason="NotFound", message="gone again")
+        return found[0]
 
 
 _DOERS: Mapping[type[Any], Callable[..., Any]] = {

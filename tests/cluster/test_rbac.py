@@ -14,7 +14,7 @@ from cluster.cluster import Cluster
 from cluster.helm import Helm
 from cluster.kubectl import Kubectl
 from cluster.nodes import Node
-from cluster.resets import SPACE, SYSTEM, Resets, summary
+from cluster.resets import SYSTEM, Resets, summary
 from cluster.tenants import Tenant, container, pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -39,12 +39,8 @@ def right(namespace: str, group: str, resource: str, verb: str) -> Right:
     return Right(namespace, name, verb)
 
 
-# For a step that was interrupted, or for which somebody else was faster: which these resets do not bring about.
-SELDOM = {
-    right(SPACE, "", "configmaps", "get"),  # it is there already: is it ours
-    right(SPACE, "coordination.k8s.io", "leases", "get"),  # the node was locked a moment before: by whom
-    right("default", "", "events", "patch"),  # the same news once more
-}
+# Which these resets do not bring about: the same news told once more, by an operator that was killed after it had told it.
+SELDOM = {right("default", "", "events", "patch")}
 
 
 def granted(folder: Path) -> set[Right]:

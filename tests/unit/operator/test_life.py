@@ -129,7 +129,10 @@ def test_eviction_waits_for_the_budget_and_fails_with_its_name() -> None:
 def test_scope_all_evicts_resets_and_takes_its_taint_away_but_no_other() -> None:
     cluster = Cluster("node-1")
     cluster.add_pod("llama-0", "node-1")
-    cluster.objects[f"{NODES}/node-1"]["spec"] = {"unschedulable": True, "taints": [{"key": "a", "effect": "NoSchedule"}]}
+    cluster.objects[f"{NODES}/node-1"]["spec"] = {
+        "unschedulable": True,
+        "taints": [{"key": "a", "effect": "NoSchedule"}],
+    }
     cluster.add_reset("one", nodeName="node-1", scope="All", pods="Evict")
     live(cluster)
     assert cluster.status("one")["phase"] == "Complete"
@@ -190,7 +193,9 @@ def test_a_spec_that_makes_no_sense_fails_with_the_reason() -> None:
     assert conditions(cluster)["Accepted"] == "False"
 
 
-@pytest.mark.parametrize("answer", ["", "{}", "nonsense", summary("node-2")], ids=["empty", "none", "garbage", "another's"])
+@pytest.mark.parametrize(
+    "answer", ["", "{}", "nonsense", summary("node-2")], ids=["empty", "none", "garbage", "another's"]
+)
 def test_a_result_that_cannot_be_trusted_fails_its_own_node_only(answer: str) -> None:
     cluster = Cluster()
     for number in (1, 2):

@@ -87,7 +87,11 @@ class Cluster:
         metadata = {"name": name, "namespace": "default"}
         self._put(
             f"/api/v1/namespaces/default/pods/{name}",
-            {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}, "status": {"phase": "Running"}},
+            {
+                "metadata": metadata,
+                "spec": {"nodeName": node, "containers": [container]},
+                "status": {"phase": "Running"},
+            },
         )
 
     def pass_s(self, seconds: float) -> None:
@@ -111,7 +115,9 @@ class Cluster:
         """Whatever a reset makes that is there now."""
         made = [path for path in self.objects if path.startswith((PODS, DAEMON_SETS, MAPS, LEASES))]
         tainted = [path for path, one in self.objects.items() if path.startswith(NODES) and one["spec"].get("taints")]
-        held = [path for path, one in self.objects.items() if path.startswith(RESETS) and one["metadata"].get("finalizers")]
+        held = [
+            path for path, one in self.objects.items() if path.startswith(RESETS) and one["metadata"].get("finalizers")
+        ]
         return sorted(made + tainted + held)
 
     # What runs by itself.
@@ -145,7 +151,12 @@ class Cluster:
         template = copy.deepcopy(daemon_set["spec"]["template"])
         owner = {"kind": "DaemonSet", "uid": daemon_set["metadata"]["uid"], "controller": True}
         name = f"{daemon_set['metadata']['name']}-{next(self.counter)}"
-        metadata = {"name": name, "namespace": SPACE, "ownerReferences": [owner], "creationTimestamp": _time(self.now_s)}
+        metadata = {
+            "name": name,
+            "namespace": SPACE,
+            "ownerReferences": [owner],
+            "creationTimestamp": _time(self.now_s),
+        }
         metadata["labels"] = template["metadata"]["labels"]
         spec = template["spec"] | {"nodeName": node}
         self._put(f"{PODS}/{name}", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
@@ -173,7 +184,8 @@ class Cluster:
         sources = [source["configMap"] for source in volume["projected"]["sources"]]
         named = {(source["name"], item["key"]) for source in sources for item in source["items"]}
         return any(
-            f"{node}.json" == key and key in self.objects.get(f"{MAPS}/{name}", {}).get("data", {}) for name, key in named
+            f"{node}.json" == key and key in self.objects.get(f"{MAPS}/{name}", {}).get("data", {})
+            for name, key in named
         ) and all(f"{MAPS}/{source['name']}" in self.objects for source in sources)
 
     def _collect(self) -> bool:
@@ -287,7 +299,9 @@ class FakeApi:
     def _delete(self, path: str, uid: str | None) -> Object:
         now = self._at(path)
         if uid is not None and now["metadata"]["uid"] != uid:
-            raise Conflict(request=path, status=409, reason="Conflict", message="the UID in the precondition does not match")
+            raise Conflict(
+                request=path, status=409, reason="Conflict", message="the UID in the precondition does not match"
+            )
         if now["metadata"].get("finalizers"):
             now["metadata"]["deletionTimestamp"] = _time(self.cluster.now_s)
         else:
@@ -343,7 +357,9 @@ class Operator:
             again_s = await self.look(name)
             self.cluster.settle()
             one = self.cluster.reset(name)
-            if one is None or (names.ENDED in one["metadata"].get("annotations", {}) and not one["metadata"].get("finalizers")):
+            if one is None or (
+                names.ENDED in one["metadata"].get("annotations", {}) and not one["metadata"].get("finalizers")
+            ):
                 return
             self.cluster.pass_s(min(again_s if again_s is not None else 1.0, 2.0))
         raise AssertionError(f"{name} came to no end in {looks} looks: {self.cluster.status(name)}")
@@ -371,8 +387,9 @@ def _merged(now: Any, patch: Any) -> Any:
 def _selected(one: Object, params: dict[str, str]) -> bool:
     labels = one["metadata"].get("labels", {})
     wanted = [part.split("=") for part in params.get("labelSelector", "").split(",") if part]
-    field = params.get("fieldSelector", "").removeprefix("spec.nodeName=")
-    return all(labels.get(key) == value for key, value in wanted) and (not field or one["spec"].get("nodeName") == field)
+    key, _, value = params.get("fieldSelector", "").partition("=")
+    fields = {"": "", "spec.nodeName": one.get("spec", {}).get("nodeName"), "metadata.name": one["metadata"]["name"]}
+    return all(labels.get(label) == text for label, text in wanted) and fields[key] == value
 
 
 def _is_listed(path: str, at: str) -> bool:
