@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cleanslate_operator import actions, names, plan
-from cleanslate_operator.api import Api, ApiError
+from cleanslate_operator.api import Api, ApiError, Denied, Invalid
 from cleanslate_operator.events import Recorder
 from cleanslate_operator.execute import Executor
 from cleanslate_operator.metrics import Metrics
@@ -38,7 +38,7 @@ class Controller:
     ) -> None:
         self._reader = Reader(api, settings.resets_namespace, clock_s)
         self._executor = Executor(api, settings, recorder, clock_s)
-        self._metrics, self._clock_s = metrics, clock_s
+        self._recorder, self._metrics, self._clock_s = recorder, metrics, clock_s
         self._memories: dict[str, _Memory] = {}
 
     async def reconcile(self, name: str) -> float | None:
@@ -78,10 +78,21 @@ class Controller:
 
     async def _carry_out(self, decision: plan.Decision, known: Snapshot, memory: _Memory) -> Snapshot:
         for action in decision.actions:
-            known = await self._executor.carry_out(action, known)
+            try:
+                known = await self._executor.carry_out(action, known)
+            except (Denied, Invalid) as error:
+                self._complain(known, error)
+                raise
             self._tell(action, known)
             memory.record, memory.blocked, memory.asked = known.record, known.blocked, known.asked
         return known
+
+    def _complain(self, known: Snapshot, error: ApiError) -> None:
+        """Say on the reset that no time will mend this: it is tried again, but somebody has to see to it."""
+        message = f"{error}; are the chart, its CRD and the operator of one release?"
+        self._recorder.post(
+            name=known.reset.name, uid=known.reset.uid, reason="CannotGoOn", message=message, warning=True
+        )
 
     def _tell(self, action: actions.Action, known: Snapshot) -> None:
         """Log and count what was done."""

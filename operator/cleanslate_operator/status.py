@@ -122,7 +122,8 @@ def _verdict(snapshot: Snapshot, done: Sequence[NodeResult]) -> _Word:
         return _Word("Failed", _reason(bad, len(done)), message + _more(len(bad) - 1, "node"))
     if snapshot.reset.spec.dry_run:
         return _Word("Complete", "DryRun", f"nothing was changed; {_sum(done)}")
-    return _Word("Complete", "Clean", _sum(done))
+    busy = any(one.result is NodeVerdict.BUSY for one in done)
+    return _Word("Complete", "Busy" if busy else "Clean", _sum(done))
 
 
 def _sum(done: Sequence[NodeResult]) -> str:

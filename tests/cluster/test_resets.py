@@ -146,7 +146,7 @@ def test_status_counts_names_and_measures_gpus(mess: Mess, done: Run) -> None:
 def test_reset_is_complete(done: Run) -> None:
     """As its conditions say, for this generation of its spec; one node, busy with live work."""
     phase, reason, message = summary(done.reset)
-    assert (phase, reason) == ("Complete", "Clean")
+    assert (phase, reason) == ("Complete", "Busy")
     assert message.startswith("node node-1: ")
     status = done.reset["status"]
     truths = {"Accepted": "True", "Progressing": "False", "Complete": "True", "Failed": "False", "Suspended": "False"}
@@ -160,7 +160,7 @@ def test_columns_tell_it_at_a_glance(done: Run, operator: Kubectl) -> None:
     """`kubectl get gnr`, and with `-o wide` the scope, what was freed and the sentence."""
     brief = operator("get", "gnr", "headline").splitlines()
     assert re.split(r"\s{2,}", brief[0]) == ["NAME", "PHASE", "NODES", "CLEAN", "NOT CLEAN", "REASON", "AGE"]
-    assert brief[1].split()[:6] == ["headline", "Complete", "1", "0", "0", "Clean"]
+    assert brief[1].split()[:6] == ["headline", "Complete", "1", "0", "0", "Busy"]
     head, line = operator("get", "gnr", "headline", "-o", "wide").splitlines()
     assert re.split(r"\s{2,}", head)[-3:] == ["SCOPE", "FREED", "MESSAGE"]
     assert "Orphans" in line
@@ -172,15 +172,15 @@ def test_describe_shows_the_events(done: Run, operator: Kubectl) -> None:
     """That it began and how it ended, from the operator."""
     uid = done.reset["metadata"]["uid"]
     operator.within("default").first_line(
-        "get", "events", "--watch", f"--field-selector=involvedObject.uid={uid},reason=Clean", "--output=name"
+        "get", "events", "--watch", f"--field-selector=involvedObject.uid={uid},reason=Busy", "--output=name"
     )
     events = operator("describe", "gnr", "headline").partition("\nEvents:")[2]
     lines = [re.split(r"\s{2,}", line.strip()) for line in events.splitlines()]
     shown = {line[1]: line for line in lines if len(line) == 5}
-    assert shown["Started"][0] == shown["Clean"][0] == "Normal"
+    assert shown["Started"][0] == shown["Busy"][0] == "Normal"
     assert shown["Started"][3] == "cleanslate-operator"
     assert shown["Started"][4] == "resetting 1 node: node-1"
-    assert shown["Clean"][4] == summary(done.reset)[2]
+    assert shown["Busy"][4] == summary(done.reset)[2]
 
 
 def test_dry_run_changes_nothing(rehearsal: Run) -> None:

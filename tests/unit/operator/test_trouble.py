@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cleanslate_operator.apierrors import Unavailable
+from cleanslate_operator.apierrors import Denied, Unavailable
 from unit.operator.test_life import conditions, live
 from unit.operator.world import DAEMON_SETS, LEASES, MAPS, NODES, RESETS, Cluster, Operator, summary
 
@@ -239,3 +239,32 @@ def test_two_resets_of_overlapping_pools_never_meet_on_a_node() -> None:
     assert [cluster.status(name)["phase"] for name in ("one", "two")] == ["Complete", "Complete"]
     assert sorted(cluster.runs) == sorted([f"node-{number}" for number in range(4)] * 2)
     assert cluster.left() == []
+
+
+def test_a_right_that_is_missing_is_said_on_the_reset() -> None:
+    cluster = Cluster("node-1")
+    cluster.add_reset("one", nodeName="node-1")
+
+    def fail(verb: str, path: str) -> None:
+        if verb == "create":
+            raise Denied(request=path, status=403, reason="Forbidden", message="cannot create resource configmaps")
+
+    cluster.fail = fail
+    operator = Operator(cluster)
+    with pytest.raises(Denied):
+        asyncio.run(operator.look("one"))
+    reason, message, warning = operator.recorder.told[-1]
+    assert (reason, warning) == ("CannotGoOn", True)
+    assert "cannot create resource configmaps" in message
+    assert message.endswith("are the chart, its CRD and the operator of one release?")
+
+
+def test_a_node_that_live_work_uses_makes_the_reason_busy() -> None:
+    cluster = Cluster("node-1")
+    busy = [{"index": 0, "uuid": "GPU-0", "result": "Busy", "usedBytes": 1 << 30, "message": "in use"}]
+    cluster.answers["node-1"] = lambda: summary("node-1", gpus=busy)
+    cluster.add_reset("one", nodeName="node-1")
+    live(cluster)
+    status = cluster.status("one")
+    assert (status["phase"], status["reason"]) == ("Complete", "Busy")
+    assert (status["nodes"]["busy"], status["nodes"]["clean"]) == (1, 0)
