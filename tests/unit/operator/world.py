@@ -8,10 +8,11 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from cleanslate_operator import controller, names, settings
-from cleanslate_operator.api import ApiError, Cause, Conflict, NotFound, Throttled, Unavailable
+from cleanslate_operator.api import Cause, Conflict, NotFound, Throttled
 from cleanslate_operator.metrics import Metrics
 
 Object = dict[str, Any]
@@ -365,11 +366,6 @@ class Operator:
         raise AssertionError(f"{name} came to no end in {looks} looks: {self.cluster.status(name)}")
 
 
-def unavailable(verb: str, path: str) -> None:
-    """An API server that does not answer."""
-    raise Unavailable(request=path, message="no answer")
-
-
 def _check(now: Object, stated: Object) -> None:
     for key in ("uid", "resourceVersion"):
         if key in stated and stated[key] != now["metadata"][key]:
@@ -401,9 +397,4 @@ def _owner(one: Object) -> str | None:
 
 
 def _time(moment_s: float) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-__all__ = ["ApiError", "Cluster", "FakeApi", "Killed", "Operator", "summary", "unavailable"]
