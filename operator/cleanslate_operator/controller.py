@@ -27,6 +27,7 @@ class _Memory:
     record: Record | None = None
     blocked: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
+    checked: Mapping[str, float] = field(default_factory=dict)
     looked_s: float = 0.0
 
 
@@ -67,9 +68,10 @@ class Controller:
         if known is None:
             return None
         if memory.record and memory.record.uid == known.reset.uid:
-            known = replace(known, blocked=memory.blocked, asked=memory.asked)
+            known = replace(known, blocked=memory.blocked, asked=memory.asked, checked=memory.checked)
         for _ in range(STEPS):
             known = await self._reader.look(known)
+            memory.checked = known.checked
             decision = plan.plan(known)
             known = await self._carry_out(decision, known, memory)
             if not decision.more:

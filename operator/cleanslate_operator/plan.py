@@ -15,11 +15,12 @@ from cleanslate_operator.actions import Action
 from cleanslate_operator.noderesult import NodeResult
 from cleanslate_operator.record import Record
 from cleanslate_operator.times import unix_s
-from cleanslate_operator.views import Refusal, Snapshot
+from cleanslate_operator.views import Refusal, Snapshot, Started
 
 PREPARED_AT_ONCE = 20  # nodes whose pods are listed in one look: a megabyte each
 LEFT_BEHIND_S = 60.0  # a pod that outlives its deletion by so much is on a node that nobody can reach
 STALLED_S = 10.0  # a node whose pod has said nothing for so long is looked at
+CHECKED_S = 30.0  # and again after this: slow nodes must not cost a call a look
 LOCK_AGAIN_S = 2.0
 LEAVING_AGAIN_S = 2.0  # nobody tells that a pod has left: not every pod of the cluster is watched
 WATCH_AGAIN_S = 10.0
@@ -53,16 +54,26 @@ def to_prepare(snapshot: Snapshot) -> tuple[str, ...]:
 
 def to_look_at(snapshot: Snapshot) -> tuple[str, ...]:
     """The nodes to be known before the next step, without their pods: those that may have gone, or may carry the taint."""
-    stalled = [node for node, started in snapshot.covered.items() if snapshot.now_s - started.planned_s > STALLED_S]
     pending = set(snapshot.record.pending) if snapshot.record else set()
+    stalled = [
+        node for node, started in snapshot.covered.items() if node in pending and _is_stalled(snapshot, node, started)
+    ]
     tainted = [node for node in snapshot.mine if node not in pending] if snapshot.reset.taints else []
-    return tuple(dict.fromkeys([node for node in stalled if node in pending] + tainted))
+    return tuple(dict.fromkeys(stalled + tainted))
+
+
+def _is_stalled(snapshot: Snapshot, node: str, started: Started) -> bool:
+    if node in snapshot.checked:
+        return snapshot.now_s - snapshot.checked[node] > CHECKED_S
+    return snapshot.now_s - started.planned_s > STALLED_S
 
 
 def sweeps(snapshot: Snapshot) -> bool:
     """Whether every node that carries the reset's taint has to be known: at the end, in case a lock was lost."""
+    if snapshot.reset.ended:
+        return False
     ending = snapshot.reset.deleting or (snapshot.record is not None and not snapshot.record.pending)
-    return ending and snapshot.reset.taints and snapshot.reset.has_finalizer and not snapshot.reset.ended
+    return ending and snapshot.reset.taints and snapshot.reset.has_finalizer and not snapshot.swept
 
 
 # The rules.

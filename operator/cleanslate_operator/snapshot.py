@@ -91,13 +91,15 @@ class Reader:
 
     async def look(self, snapshot: Snapshot) -> Snapshot:
         """The same with the nodes that the next step needs to know. Raises ApiError."""
-        nodes = dict(snapshot.nodes)
-        if plan.sweeps(snapshot) and not nodes:
-            nodes = {view.name: view for view in await self._tainted(snapshot.reset)}
-        whole = [node for node in plan.to_prepare(snapshot) if node not in nodes]
-        brief = [node for node in plan.to_look_at(snapshot) if node not in nodes and node not in whole]
+        if plan.sweeps(snapshot):
+            tainted = {view.name: view for view in await self._tainted(snapshot.reset)}
+            snapshot = replace(snapshot, nodes=dict(snapshot.nodes) | tainted, swept=True)
+        whole = [node for node in plan.to_prepare(snapshot) if node not in snapshot.nodes]
+        brief = [node for node in plan.to_look_at(snapshot) if node not in snapshot.nodes and node not in whole]
         views = await asyncio.gather(*map(self._node_with_pods, whole), *map(self._node, brief))
-        return replace(snapshot, nodes=nodes | dict(zip(whole + brief, views, strict=True)), now_s=self._clock_s())
+        nodes = dict(snapshot.nodes) | dict(zip(whole + brief, views, strict=True))
+        now_s = self._clock_s()
+        return replace(snapshot, nodes=nodes, checked=dict(snapshot.checked) | dict.fromkeys(brief, now_s), now_s=now_s)
 
     async def _targets(self, one: Reset) -> tuple[str, ...] | Refusal:
         """The nodes that the spec names, in order, or why there are none."""

@@ -106,8 +106,9 @@ class Snapshot:
 
     `targets`: the nodes that the spec names, where they were looked up. `nodes`: those looked at, None where there is no such
     node. `blocked`: what the API server said when it last refused an eviction, by node. `asked`: when pods were last told to
-    leave (Unix time), by UID. `strays`: there are
-    ConfigMaps of the reset, where that was asked.
+    leave (Unix time), by UID. `checked`: when nodes were last
+    looked at without their pods. `swept`: all that have the taint are among `nodes`. `strays`: there are ConfigMaps of the
+    reset, where that was asked.
     """
 
     now_s: float
@@ -122,6 +123,8 @@ class Snapshot:
     nodes: Mapping[str, NodeView | None] = field(default_factory=dict)
     blocked: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
+    checked: Mapping[str, float] = field(default_factory=dict)
+    swept: bool = False
     strays: bool = False
 
     @property

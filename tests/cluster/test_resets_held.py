@@ -138,3 +138,24 @@ def test_log_is_json_and_tells_of_a_reset(operator: Kubectl, resets: Resets, nod
     assert all({"time", "level", "logger", "message"} <= one.keys() for one in told)
     assert [one for one in told if "logged" in json.dumps(one)]
     assert [one for one in told if one["level"] in {"error", "critical"}] == []
+
+
+def test_a_status_that_a_human_edits_decides_nothing(resets: Resets, node: Node) -> None:
+    """While the reset runs it is written anew; afterwards it is left as it is, and nothing runs a second time."""
+    said = {"phase": "Complete", "reason": "Clean", "message": "trust me", "nodes": {"total": 7}, "results": []}
+    with never_clean(node):
+        uid = resets.apply("edited", **patient(node))["metadata"]["uid"]
+        resets.says("edited", "Running", "Running")
+        edit_status(resets.kubectl, "edited", said)
+        resets.kubectl.until("gnr", "edited", lambda one: one["status"]["message"] == "0 of 1 node done")
+        assert resets.kubectl.get("gnr", "edited")["status"]["nodes"]["total"] == 1
+    assert summary(resets.ended("edited"))[:2] == ("Complete", "Clean")
+    edit_status(resets.kubectl, "edited", said | {"phase": "Pending"})
+    assert summary(resets.run("next", nodeName=node.name))[:2] == ("Complete", "Clean")
+    assert resets.kubectl.get("gnr", "edited")["status"]["phase"] == "Pending"
+    assert "daemonset" not in made_for(resets.kubectl, uid)
+
+
+def edit_status(kubectl: Kubectl, name: str, status: Object) -> None:
+    """Writes parts of a status as a human with the right to it can."""
+    kubectl("patch", "gnr", name, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))

@@ -268,3 +268,24 @@ def test_a_node_that_live_work_uses_makes_the_reason_busy() -> None:
     status = cluster.status("one")
     assert (status["phase"], status["reason"]) == ("Complete", "Busy")
     assert (status["nodes"]["busy"], status["nodes"]["clean"]) == (1, 0)
+
+
+def test_slow_nodes_are_looked_at_now_and_then_only() -> None:
+    """However often something happens meanwhile."""
+    cluster = Cluster()
+    for number in range(20):
+        cluster.add_node(f"node-{number:02}", pool="a")
+        cluster.answers[f"node-{number:02}"] = lambda: None
+    cluster.add_reset("one", nodeSelector={"pool": "a"}, rollout={"maxConcurrent": 20})
+    operator, looked = Operator(cluster), 0
+
+    def count(verb: str, path: str) -> None:
+        nonlocal looked
+        looked += verb == "get" and path.startswith(NODES)
+
+    asyncio.run(operator.look("one"))
+    cluster.fail = count
+    for _ in range(60):
+        cluster.pass_s(2)
+        asyncio.run(operator.look("one"))
+    assert 20 * 3 <= looked <= 20 * 5  # at 10, 40, 70 and 100 s of 120
