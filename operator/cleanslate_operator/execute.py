@@ -195,7 +195,8 @@ class Executor:
             done = await self._api.replace(path, body)
         else:
             done = await self._api.create(paths.daemon_sets(self._settings.resets_namespace), body)
-        return replace(known, daemon_set=snapshot.daemon_set_view(done))
+        gone = known.covered.keys() - action.nodes.keys()
+        return replace(known, daemon_set=snapshot.daemon_set_view(done), uncovered=known.uncovered | gone)
 
     async def _delete_daemon_set(self, _: actions.DeleteDaemonSet, known: Snapshot) -> Snapshot:
         uid = _there(known.daemon_set).uid

@@ -72,8 +72,10 @@ def sweeps(snapshot: Snapshot) -> bool:
     """Whether every node that carries the reset's taint has to be known: at the end, in case a lock was lost."""
     if snapshot.reset.ended:
         return False
-    ending = snapshot.reset.deleting or (snapshot.record is not None and not snapshot.record.pending)
-    return ending and snapshot.reset.taints and snapshot.reset.has_finalizer and not snapshot.swept
+    done = snapshot.record is not None and not snapshot.record.pending
+    ending = snapshot.reset.deleting or done or snapshot.problem is not None
+    may_taint = snapshot.reset.taints or snapshot.problem is not None  # what can't be understood may have been once
+    return ending and may_taint and snapshot.reset.has_finalizer and not snapshot.swept
 
 
 # The rules.
@@ -202,6 +204,8 @@ def waits(snapshot: Snapshot) -> Decision | None:
         snapshot.reset.spec.max_concurrent, len(snapshot.record.pending)
     ):
         again_s = LOCK_AGAIN_S
+    if set(snapshot.mine) - set(in_hand):
+        again_s = LOCK_AGAIN_S  # they are to be released
     left_s = max(snapshot.record.started_s + snapshot.reset.spec.timeout_s - snapshot.now_s, 0.0) + 0.01
     return Decision(actions=_status(snapshot), again_s=min(again_s, left_s))
 
@@ -241,14 +245,16 @@ def _release(snapshot: Snapshot, node: str) -> Iterator[Action]:
 
 def _is_quiet(snapshot: Snapshot, node: str) -> bool:
     pod = snapshot.pods.get(node)
-    if pod is None or pod.over:
+    if pod is None:  # one may have been made since the pods were listed, as long as the DaemonSet covered the node
+        return node not in snapshot.covered and node not in snapshot.uncovered
+    if pod.over:
         return True
     return pod.leaving_since_s is not None and snapshot.now_s - pod.leaving_since_s > LEFT_BEHIND_S
 
 
 def _undo(snapshot: Snapshot, *, then: tuple[Action, ...]) -> Decision:
     """Undo all that was done to nodes, and only then go on: the DaemonSet, what its pods may still do, taints, locks."""
-    loud = [node for node in snapshot.pods if not _is_quiet(snapshot, node)]
+    loud = [node for node in {*snapshot.pods, *snapshot.covered} if not _is_quiet(snapshot, node)]
     first: tuple[Action, ...] = (actions.DeleteDaemonSet(),) if snapshot.daemon_set else ()
     if loud:
         return Decision(actions=(*first, *_status(snapshot)), again_s=LOCK_AGAIN_S)

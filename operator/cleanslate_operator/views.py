@@ -107,7 +107,8 @@ class Snapshot:
     `targets`: the nodes that the spec names, where they were looked up. `nodes`: those looked at, None where there is no such
     node. `blocked`: what the API server said when it last refused an eviction, by node. `asked`: when pods were last told to
     leave (Unix time), by UID. `checked`: when nodes were last
-    looked at without their pods. `swept`: all that have the taint are among `nodes`. `strays`: there are ConfigMaps of the
+    looked at without their pods. `uncovered`: the nodes that the DaemonSet covered when the pods
+    were listed, and does not any more. `swept`: all that have the taint are among `nodes`. `strays`: there are ConfigMaps of the
     reset, where that was asked.
     """
 
@@ -124,6 +125,7 @@ class Snapshot:
     blocked: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, float] = field(default_factory=dict)
     checked: Mapping[str, float] = field(default_factory=dict)
+    uncovered: frozenset[str] = frozenset()
     swept: bool = False
     strays: bool = False
 

@@ -289,3 +289,30 @@ def test_slow_nodes_are_looked_at_now_and_then_only() -> None:
         cluster.pass_s(2)
         asyncio.run(operator.look("one"))
     assert 20 * 3 <= looked <= 20 * 5  # at 10, 40, 70 and 100 s of 120
+
+
+def test_a_lock_is_kept_while_a_pod_may_have_been_made_unseen() -> None:
+    """At the deadline there is no pod yet; the DaemonSet controller makes one in the very moment."""
+    cluster = Cluster("node-1")
+    cluster.add_reset("one", nodeName="node-1", timeoutSeconds=30)
+    operator = Operator(cluster)
+    asyncio.run(operator.look("one"))  # and the cluster has not done anything since
+    cluster.pass_s(31)
+    asyncio.run(operator.look("one"))
+    assert [path for path in cluster.objects if path.startswith(DAEMON_SETS)] == []
+    assert [path for path in cluster.objects if path.startswith(LEASES)] != []
+    asyncio.run(operator.look("one"))
+    assert cluster.status("one")["reason"] == "NoResult"
+    assert cluster.left() == []
+
+
+def test_a_taint_is_taken_away_also_if_the_spec_cannot_be_understood_any_more() -> None:
+    cluster = Cluster("node-1")
+    cluster.answers["node-1"] = lambda: None
+    cluster.add_reset("one", nodeName="node-1", scope="All")
+    asyncio.run(Operator(cluster).look("one"))
+    assert cluster.objects[f"{NODES}/node-1"]["spec"]["taints"]
+    cluster.reset("one")["spec"]["scope"] = "Everything"
+    live(cluster, operator=Operator(cluster))
+    assert cluster.status("one")["reason"] == "InvalidSpec"
+    assert cluster.left() == []
