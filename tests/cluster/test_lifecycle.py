@@ -18,7 +18,16 @@ from cluster.places import Place
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 # What `python -m cluster` and the images need of a checkout.
-NEEDED = ("tests", "initcontainer", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore")
+NEEDED = (
+    "tests",
+    "initcontainer",
+    "operator",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
+    ".dockerignore",
+)
 
 
 def command(place: Place, verb: str, nodes: int = 1) -> list[str]:
