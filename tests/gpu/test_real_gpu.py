@@ -128,6 +128,24 @@ def test_reset_ends_the_leak_and_proves_the_gpus_clean() -> None:
         assert all(gpu["result"] == "Clean" and gpu["usedBytes"] == 0 for gpu in report["gpus"])
 
 
+def test_a_reset_pod_tells_how_much_it_freed_and_which_node_it_is(tmp_path: Path) -> None:
+    """As an init container: exit 0 whatever the result, the rest in the termination message."""
+    message = tmp_path / "termination-log"
+    flags = ("--exit-zero", "--host-name", "gpu-17", "--termination-message", str(message))
+    with server(4) as live, server() as leaked:
+        leaked.kill_front_end()
+        assert cleanslate("reset", *flags)[0] == 0
+        summary = json.loads(message.read_text())
+        assert (summary["host"], summary["result"], summary["exitCode"]) == ("gpu-17", "Clean", 0)
+        assert summary["gpuBytesFreed"] >= WORKERS * GIB_EACH << 30
+        assert {gpu["result"] for gpu in summary["gpus"]} == {"Busy"}
+        assert all(alive(pid) for pid in live.all)
+    with server() as held:
+        assert cleanslate("reset", "--scope", "orphans", *flags)[0] == 0
+        assert json.loads(message.read_text())["gpuBytesFreed"] == 0
+        assert all(alive(pid) for pid in held.all)
+
+
 def test_a_live_server_beside_a_dead_one_is_not_touched() -> None:
     """The dead server's processes end, the live one's do not, and its GPU is busy by name."""
     with server(4) as live, server() as leaked:
