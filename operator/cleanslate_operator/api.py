@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -135,10 +135,6 @@ class Api:
     async def merge_patch(self, path: str, patch: Json, *, timeout_s: float = REQUEST_S) -> Json:
         """A merge patch; with `metadata.resourceVersion` in it, of that version only (else Conflict)."""
         return await self._send("patch", path, _MANAGED, patch, "application/merge-patch+json", timeout_s)
-
-    async def json_patch(self, path: str, operations: Sequence[Json], *, timeout_s: float = REQUEST_S) -> Json:
-        """A JSON patch; a `test` that fails raises Invalid."""
-        return await self._send("patch", path, _MANAGED, list(operations), "application/json-patch+json", timeout_s)
 
     async def replace(self, path: str, body: Json, *, timeout_s: float = REQUEST_S) -> Json:
         """Replace an object, of the version in `metadata.resourceVersion` only (else Conflict)."""

@@ -93,11 +93,6 @@ def lease(namespace: str, name: str) -> str:
     return f"{leases(namespace)}/{_quoted(name)}"
 
 
-def disruption_budgets(namespace: str) -> str:
-    """The PodDisruptionBudgets of a namespace."""
-    return f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets"
-
-
 def _core(plural: str, namespace: str | None) -> str:
     return f"/api/v1/{plural}" if namespace is None else f"/api/v1/namespaces/{_quoted(namespace)}/{plural}"
 

@@ -153,7 +153,7 @@ class Reader:
 
     async def _heard(self, name: str) -> float | None:
         try:
-            lease = await self._api.get(paths.lease("kube-node-lease", name))
+            lease = await self._api.get(paths.node_heartbeat(name))
         except NotFound:
             return None
         return unix_s(lease.get("spec", {}).get("renewTime"))

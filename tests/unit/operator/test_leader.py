@@ -353,5 +353,6 @@ def test_a_candidate_outlasts_an_api_server_that_refuses_it() -> None:
         await does_not_lead_yet(first)
         world.server.faults.clear()
         await asyncio.wait_for(first.acquire(), 1)
+        assert world.holder() == "pod-a"
 
     in_world(check)
