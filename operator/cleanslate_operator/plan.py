@@ -89,6 +89,7 @@ def ended(snapshot: Snapshot) -> Decision | None:
     stray: list[Action] = [actions.DeleteDaemonSet()] if snapshot.daemon_set else []
     stray += [actions.ReleaseLock(node=node) for node in snapshot.mine]
     stray += [actions.DeleteConfigMaps()] if snapshot.strays else []
+    stray += [actions.SetStatus(status=seen)] if (seen := status.seen(snapshot)) else []
     if reset.has_finalizer:
         return Decision(actions=(*stray, actions.RemoveFinalizer()), again_s=_life_left(snapshot))
     if reset.spec.ttl_s is not None and not reset.deleting and _life_left(snapshot) == 0:

@@ -41,6 +41,20 @@ def final(snapshot: Snapshot, refusal: Refusal | None = None) -> dict[str, Any]:
     return _document(snapshot, word, refused=refusal is not None) | {"completionTime": over}
 
 
+def seen(snapshot: Snapshot) -> dict[str, Any] | None:
+    """The status of a reset that is over, for a spec that was changed since; None if it is of this generation already.
+
+    `kubectl wait` takes no condition of an older generation for an answer, and `suspend` may be changed at any time.
+    """
+    generation, conditions = snapshot.reset.generation, snapshot.status.get("conditions")
+    if snapshot.status.get("observedGeneration") == generation or not isinstance(conditions, list):
+        return None
+    if not all(isinstance(one, dict) for one in conditions):
+        return None  # a human has written it, and may keep it
+    stated = [{**one, "observedGeneration": generation} for one in conditions]
+    return {**snapshot.status, "observedGeneration": generation, "conditions": stated}
+
+
 def holder(lock: Lock) -> str:
     """Who holds a node, in words."""
     kind = "GPUNodeReset " if lock.holder_uid else ""

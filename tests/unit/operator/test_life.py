@@ -284,3 +284,22 @@ def test_a_plan_stays_for_as_long_as_a_pod_of_its_wave_may_yet_mount_it() -> Non
     assert cluster.status("one")["nodes"]["clean"] == 4
     assert cluster.runs == ["node-0", "node-1", "node-3", "node-2"]
     assert cluster.left() == []
+
+
+def test_a_reset_that_is_over_is_of_every_later_generation_too() -> None:
+    """So that `kubectl wait` still finds it complete after somebody has touched `suspend`."""
+    cluster = Cluster("node-1")
+    cluster.add_reset("one", nodeName="node-1")
+    operator = live(cluster)
+    before = cluster.status("one")
+    cluster.reset("one")["metadata"]["generation"] = 2
+    cluster.reset("one")["spec"]["suspend"] = True
+    asyncio.run(operator.look("one"))
+    status = cluster.status("one")
+    assert {one["observedGeneration"] for one in status["conditions"]} == {status["observedGeneration"]} == {2}
+    assert conditions(cluster)["Complete"] == "True"
+    assert (status["phase"], status["completionTime"]) == ("Complete", before["completionTime"])
+    assert cluster.runs == ["node-1"]
+    writes = cluster.writes
+    asyncio.run(operator.look("one"))
+    assert cluster.writes == writes
