@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
+_MORTAL = ("setpriv", "--pdeathsig=KILL")  # whoever waits for it may be killed, and then nobody would
 
 
 class KubectlError(Exception):
@@ -30,7 +31,12 @@ class Kubectl:
         """Runs kubectl and returns what it printed. Raises KubectlError."""
         try:
             done = subprocess.run(
-                self.command(*arguments), input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+                [*_MORTAL, *self.command(*arguments)],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
             raise KubectlError(f"kubectl {' '.join(arguments)}: no end in {timeout_s:.0f} s") from error

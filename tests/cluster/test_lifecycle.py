@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,23 @@ def test_a_starter_that_is_killed_does_no_harm(place: Place, verb: str) -> None:
             assert found, f"killed after {moment:.2f} s"
         run(place, "down")
         assert traces.of_cluster(place) == traces.NOTHING, f"killed after {moment:.2f} s"
+
+
+def test_kubectl_ends_with_whoever_waits_for_it(tmp_path: Path) -> None:
+    """A starter that is killed leaves none behind that waits for a cluster which is no more."""
+    stand_in, told = tmp_path / "kubectl", tmp_path / "pid"
+    os.mkfifo(told)
+    stand_in.write_text(f"#!/bin/sh\necho $$ >{told}\nexec sleep 60\n")
+    stand_in.chmod(0o755)
+    call = f"Kubectl(program=Path('{stand_in}'), kubeconfig=Path('none'))()"
+    code = f"from pathlib import Path; from cluster.kubectl import Kubectl; {call}"
+    env = os.environ | {"PYTHONPATH": str(places.CHECKOUT / "tests")}
+    with subprocess.Popen([sys.executable, "-c", code], env=env) as waiting:
+        child = os.pidfd_open(int(told.read_text()))
+        waiting.kill()
+    ended = select.select([child], [], [], 30)[0]
+    os.close(child)
+    assert ended
 
 
 def test_two_checkouts_do_not_meet(place: Place, tmp_path: Path) -> None:
