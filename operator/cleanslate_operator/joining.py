@@ -12,7 +12,7 @@ from cleanslate_operator.views import GpuPod, NodeView, Snapshot, Started
 STUCK_S = 30.0  # a pod that outlives its own grace period by so much will not go by itself
 MARGIN_S = 5.0  # clocks' fractions, and what a kubelet takes from a container's start to its report
 BLIND_MARGIN_S = 300.0  # the margin where a kubelet's last word is unknown
-EVICT_AGAIN_S = 5.0
+EVICT_AGAIN_S = 5.0  # a disruption budget is asked again after this: what it allows changes with pods elsewhere
 
 
 def readying(snapshot: Snapshot, view: NodeView) -> Iterator[Action]:

@@ -7,7 +7,6 @@ through.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -87,7 +86,6 @@ class Reset:
     uid: str
     generation: int
     spec: ResetSpec
-    created_s: float = 0.0  # Unix time
     deleting: bool = False
     version: str = ""  # resourceVersion
     has_finalizer: bool = False
@@ -120,7 +118,6 @@ def identify(document: Mapping[str, Any]) -> Reset:
         uid=metadata["uid"],
         generation=metadata.get("generation", 1),
         spec=ResetSpec(),
-        created_s=datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
         deleting="deletionTimestamp" in metadata,
         version=metadata["resourceVersion"],
         has_finalizer=names.FINALIZER in finalizers,

@@ -186,11 +186,6 @@ def daemon_set_view(document: Object) -> DaemonSetView:
     return DaemonSetView(uid=metadata["uid"], version=metadata["resourceVersion"], nodes=nodes, kept=needed)
 
 
-def lock_view(document: Object) -> Lock | None:
-    """The lock that a Lease is; None if it is not one of ours."""
-    return _lock(document)
-
-
 def _understand(document: Object) -> tuple[Reset, str | None]:
     try:
         return reset.read(document), None
@@ -203,7 +198,7 @@ def _status_of(document: Object) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lock(lease: Object) -> Lock | None:
+def lock_view(lease: Object) -> Lock | None:
     """The lock that a Lease of this namespace is, also one that somebody made by hand; None if it is none."""
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     labels = metadata.get("labels") or {}
@@ -220,7 +215,7 @@ def _lock(lease: Object) -> Lock | None:
 
 
 def _locks(leases: Iterable[Object]) -> dict[str, Lock]:
-    return {lock.node: lock for lock in map(_lock, leases) if lock}
+    return {lock.node: lock for lock in map(lock_view, leases) if lock}
 
 
 def _pods(pods: Iterable[Object]) -> dict[str, PodView]:
