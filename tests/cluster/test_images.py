@@ -288,7 +288,7 @@ def test_server_leaks_where_its_container_outlives_it(server: tuple[Path, gpusim
 
 
 def test_server_ends_in_order(server: tuple[Path, gpusim.Driver]) -> None:
-    """SIGTERM to PID 1, as the kubelet sends it, ends the server and then the container, and leaves no record."""
+    """SIGTERM to PID 1, as the kubelet sends it, ends the server and then the container: in time, or `await_true` fails."""
     for launcher in ((), ("/opt/server/outlive",)):
         with container(server[0], *launcher, *SERVE, visible="0,1") as (pid, _):
             os.kill(pid, signal.SIGTERM)
